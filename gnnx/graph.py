@@ -1,0 +1,257 @@
+"""The nouns that pass between stages: Graph, Block, MiniBatch.
+
+Shapes: N nodes, E edges, S sources, D destinations, B seeds, F feature width. All are plain tensors
+on one device. A Block is the only graph a layer sees, in every mode.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from typing import Any, NamedTuple, TypeVar
+
+import torch
+
+from gnnx import ops
+from gnnx.errors import DataError
+from gnnx.random import Key
+
+_Record = TypeVar("_Record", "Block", "MiniBatch")
+
+
+class Transpose(NamedTuple):
+    """The same edges by source: what a backward pass walks, without atomics."""
+
+    indptr: torch.Tensor
+    """(S + 1,) int64: row s lists the edges that leave source s."""
+    indices: torch.Tensor
+    """(E,) int32 or int64: their destinations, ascending in a row."""
+    edge: torch.Tensor
+    """(E,), dtype of `indices`: their positions in the order by destination."""
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Graph:
+    """A whole graph in memory: immutable CSR of in-edges.
+
+    Parameters
+    ----------
+    indptr : Tensor, (N + 1,) int64
+        Row d spans ``indices[indptr[d]:indptr[d + 1]]``.
+    indices : Tensor, (E,) int32 or int64
+        Sources of each row.
+    """
+
+    indptr: torch.Tensor
+    indices: torch.Tensor
+
+    @classmethod
+    def from_edges(cls, src: torch.Tensor, dst: torch.Tensor, num_nodes: int) -> Graph:
+        """Graph of E edges in any order; a row keeps the order in which its edges came.
+
+        Parameters
+        ----------
+        src, dst : Tensor, (E,) int64
+            Each in [0, num_nodes).
+        num_nodes : int
+            N; never guessed from the largest id.
+
+        Returns
+        -------
+        Graph
+            With int32 indices where N fits.
+
+        Raises
+        ------
+        DataError
+            An id is outside [0, num_nodes).
+        """
+        for name, ids in (("src", src), ("dst", dst)):
+            if len(ids) and not 0 <= int(ids.min()) <= int(ids.max()) < num_nodes:
+                bad = int(ids[(ids < 0) | (ids >= num_nodes)][0])
+                raise DataError(
+                    f"edge {name} {bad} is outside the {num_nodes} nodes",
+                    "Give the true number of nodes, or renumber the edges.",
+                )
+        order = torch.sort(dst, stable=True).indices
+        counts = torch.bincount(dst, minlength=num_nodes)
+        indptr = torch.zeros(num_nodes + 1, dtype=torch.int64)
+        indptr[1:] = torch.cumsum(counts, 0)
+        dtype = torch.int32 if num_nodes <= 2**31 else torch.int64
+        return cls(indptr, src[order].to(dtype))
+
+    @property
+    def num_nodes(self) -> int:
+        """N."""
+        return len(self.indptr) - 1
+
+    @property
+    def num_edges(self) -> int:
+        """E."""
+        return len(self.indices)
+
+    @functools.cached_property
+    def transpose(self) -> Transpose:
+        """Out-edges of every node."""
+        return Transpose(*ops.transpose(self.indptr, self.indices, self.num_nodes))
+
+    @functools.cached_property
+    def degree(self) -> torch.Tensor:
+        """In-degrees, (N,) int64."""
+        return self.indptr.diff()
+
+    @functools.cached_property
+    def has_loop(self) -> torch.Tensor:
+        """Which nodes have an edge to themselves, (N,) bool."""
+        rows = torch.repeat_interleave(torch.arange(self.num_nodes), self.degree)
+        found = torch.zeros(self.num_nodes, dtype=torch.bool)
+        found[rows[rows == self.indices]] = True
+        return found
+
+    def block(self, key: Key | None = None) -> Block:
+        """The whole graph as one Block: every node is a source and a destination.
+
+        Parameters
+        ----------
+        key : Key, optional
+            For keyed randomness in the layers; zeros by default.
+
+        Returns
+        -------
+        Block
+            S = D = N, with degrees and loops.
+        """
+        return Block(
+            indptr=self.indptr,
+            indices=self.indices,
+            src_id=torch.arange(self.num_nodes),
+            key=key or Key(0),
+            transpose=self.transpose,
+            e_id=torch.arange(self.num_edges),
+            src_degree=self.degree,
+            dst_degree=self.degree,
+            src_loop=self.has_loop,
+        )
+
+
+@dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
+class Block:
+    """Bipartite CSR from S sources to D destinations; the first D sources are the destinations.
+
+    Parameters
+    ----------
+    indptr : Tensor, (D + 1,) int64
+        Row d spans ``indices[indptr[d]:indptr[d + 1]]``.
+    indices : Tensor, (E,) int32 or int64
+        Local sources, each in [0, S).
+    src_id : Tensor, (S,) int64
+        Global ids of the sources.
+    key : Key
+        (seed, epoch, step, layer), for keyed randomness.
+    transpose : Transpose
+        The same edges by source.
+    e_id : Tensor, (E,) int64, optional
+        Position of each edge in the dataset's CSR.
+    edge_weight : Tensor, (E,), optional
+        Weight of each edge.
+    edge_attr : Tensor, (E, F), optional
+        Features of each edge.
+    src_degree, dst_degree : Tensor, (S,) and (D,) int64, optional
+        In-degrees in the whole graph.
+    src_loop : Tensor, (S,) bool, optional
+        Whether the whole graph has the edge from a source to itself.
+    """
+
+    indptr: torch.Tensor
+    indices: torch.Tensor
+    src_id: torch.Tensor
+    key: Key
+    transpose: Transpose
+    e_id: torch.Tensor | None = None
+    edge_weight: torch.Tensor | None = None
+    edge_attr: torch.Tensor | None = None
+    src_degree: torch.Tensor | None = None
+    dst_degree: torch.Tensor | None = None
+    src_loop: torch.Tensor | None = None
+
+    @property
+    def num_src(self) -> int:
+        """S."""
+        return len(self.src_id)
+
+    @property
+    def num_dst(self) -> int:
+        """D."""
+        return len(self.indptr) - 1
+
+    @property
+    def num_edges(self) -> int:
+        """E."""
+        return len(self.indices)
+
+    def to(self, device: torch.device | str) -> Block:
+        """The same block on a device; itself where it is there already."""
+        if self.indptr.device == torch.device(device):
+            return self
+        return _moved(self, device)
+
+    def __repr__(self) -> str:
+        return f"Block({self.num_src} -> {self.num_dst}, {self.num_edges} edges)"
+
+
+@dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
+class MiniBatch:
+    """A step's input, complete on one device when it is handed out.
+
+    Parameters
+    ----------
+    seeds : Tensor, (B,) int64
+        Global ids of the nodes whose outputs count.
+    blocks : list of Block
+        Outermost first; the last one's destinations are the seeds.
+    x : Tensor, (S, F)
+        Features of the first block's sources, in the order of `n_id`.
+    y : Tensor, (B,) or (B, C), optional
+        Labels of the seeds; None where the dataset has none.
+    n_id : Tensor, (S,) int64
+        Global ids of the first block's sources; the first B are the seeds.
+    input_id : Tensor, (B,) int64
+        Position of each seed in the split it was drawn from.
+    edge_index : Tensor, (2, E) int64, optional
+        Union of the blocks' edges, each once, in the local ids of `n_id`; row 0 is the source.
+    """
+
+    seeds: torch.Tensor
+    blocks: list[Block]
+    x: torch.Tensor
+    y: torch.Tensor | None
+    n_id: torch.Tensor
+    input_id: torch.Tensor
+    edge_index: torch.Tensor | None = None
+
+    @property
+    def batch_size(self) -> int:
+        """B."""
+        return len(self.seeds)
+
+    def to(self, device: torch.device | str) -> MiniBatch:
+        """The same batch on a device; itself where it is there already."""
+        if self.x.device == torch.device(device):
+            return self
+        blocks = [block.to(device) for block in self.blocks]
+        return dataclasses.replace(_moved(self, device), blocks=blocks)
+
+    def __repr__(self) -> str:
+        return f"MiniBatch({self.batch_size} seeds, x {tuple(self.x.shape)}, {self.blocks})"
+
+
+def _moved(record: _Record, device: torch.device | str) -> _Record:
+    """Copy of a record with each of its tensors, a Transpose's too, on the device."""
+    moved: dict[str, Any] = {}
+    for field in dataclasses.fields(record):
+        value = getattr(record, field.name)
+        if isinstance(value, torch.Tensor):
+            moved[field.name] = value.to(device, non_blocking=True)
+        elif isinstance(value, Transpose):
+            moved[field.name] = Transpose(*(part.to(device, non_blocking=True) for part in value))
+    return dataclasses.replace(record, **moved)

@@ -1,0 +1,105 @@
+"""Counter-based draws: every random number is a pure function of a key and a position.
+
+Nothing is drawn from a stream, so results depend on no thread, worker, rank or resume point, and
+the draws of batches to come are known in advance. The mixing function is the finaliser of
+SplitMix64 (Steele, Lea and Flood, "Fast splittable pseudorandom number generators", 2014).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from gnnx.threads import inlined, kernel
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+_GAMMA = 0x9E3779B97F4A7C15  # 2^64 / golden ratio, odd: SplitMix64's increment
+_MASK = (1 << 64) - 1
+
+
+class Key(NamedTuple):
+    """What a draw is keyed by; together with a node's id it names one draw of a whole training."""
+
+    seed: int
+    epoch: int = 0
+    step: int = 0
+    layer: int = 0
+
+    def fold(self) -> int:
+        """64-bit digest of the key: mix(mix(... + seed·γ) + epoch·γ) …, as an unsigned integer."""
+        state = 0
+        for part in self:
+            state = mix_int(state ^ mix_int((part + 1) * _GAMMA & _MASK))
+        return state
+
+
+def mix_int(value: int) -> int:
+    """SplitMix64's finaliser on one Python integer: the reference of `mix`."""
+    value &= _MASK
+    value = (value ^ value >> 30) * 0xBF58476D1CE4E5B9 & _MASK
+    value = (value ^ value >> 27) * 0x94D049BB133111EB & _MASK
+    return value ^ value >> 31
+
+
+@inlined
+def mix(value: Any) -> Any:
+    """SplitMix64's finaliser on a uint64, inside kernels."""
+    x = np.uint64(value)
+    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return x ^ (x >> np.uint64(31))
+
+
+@inlined
+def below(bits: Any, bound: Any) -> Any:
+    """Integer in [0, bound) from 64 random bits, for bound < 2^32: the high word, scaled.
+
+    The bias is below bound / 2^32, which no test of a sampler can see for real degrees.
+    """
+    return np.int64(((bits >> np.uint64(32)) * np.uint64(bound)) >> np.uint64(32))
+
+
+@kernel
+def _permute(positions: Any, size: Any, key: Any, out: Any) -> None:
+    half = 1
+    while (1 << (2 * half)) < size:
+        half += 1
+    mask = np.uint64((1 << half) - 1)
+    for i in range(positions.shape[0]):
+        value = np.uint64(positions[i])
+        while True:  # walk the cycle until inside [0, size): at most 4 rounds on average
+            left, right = value >> np.uint64(half), value & mask
+            for turn in range(6):
+                left, right = right, left ^ (mix(right ^ mix(key + np.uint64(turn))) & mask)
+            value = (left << np.uint64(half)) | right
+            if value < np.uint64(size):
+                break
+        out[i] = np.int64(value)
+
+
+def permute(positions: NDArray[np.int64], size: int, key: Key) -> NDArray[np.int64]:
+    """Images of positions under a keyed permutation of [0, size).
+
+    Computed position by position by a six-round Feistel network with cycle walking (Black and
+    Rogaway, "Ciphers with arbitrary finite domains", 2002), so that no array of `size` exists.
+
+    Parameters
+    ----------
+    positions : ndarray, (B,) int64
+        Each in [0, size).
+    size : int
+        Size of the permuted range.
+    key : Key
+        Which permutation.
+
+    Returns
+    -------
+    ndarray, (B,) int64
+        Distinct for distinct positions, each in [0, size).
+    """
+    out = np.empty(len(positions), np.int64)
+    _permute(np.ascontiguousarray(positions, np.int64), size, np.uint64(key.fold()), out)
+    return out

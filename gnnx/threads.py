@@ -1,0 +1,138 @@
+"""The worker pool: serial kernels without the GIL, run by one pool of threads.
+
+Kernels are compiled with `kernel` and hold no lock; `run` spreads one over a range and `submit`
+runs a whole job beside the caller. There is no OpenMP here: torch's and numba's two runtimes spin
+against each other, numba's workqueue layer aborts on concurrent calls, and its GNU layer dies
+after a fork.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import itertools
+import os
+import threading
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
+
+import numba
+
+from gnnx.errors import UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from concurrent.futures import Future
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+kernel: Callable[[Callable[P, T]], Callable[P, T]] = numba.njit(
+    nogil=True, cache=True, error_model="numpy"
+)
+"""Compile a serial kernel on first use; releases the GIL; kept on disk for the next process."""
+
+inlined: Callable[[Callable[P, T]], Callable[P, T]] = numba.njit(
+    nogil=True, cache=True, error_model="numpy", inline="always"
+)
+"""As `kernel`, for the small functions that kernels call."""
+
+_CHUNKS_PER_THREAD = 8  # enough to level out uneven rows, few enough that a chunk is worth a call
+
+
+class _Pool:
+    """The one pool, made on first use and made anew in a forked child."""
+
+    def __init__(self) -> None:
+        self.num_threads = len(os.sched_getaffinity(0))
+        self.lock = threading.Lock()
+        self.executor: concurrent.futures.ThreadPoolExecutor | None = None
+
+    def get(self) -> concurrent.futures.ThreadPoolExecutor:
+        with self.lock:
+            if self.executor is None:
+                self.executor = concurrent.futures.ThreadPoolExecutor(
+                    self.num_threads, thread_name_prefix="gnnx"
+                )
+            return self.executor
+
+    def resize(self, num_threads: int) -> None:
+        with self.lock:
+            old, self.executor, self.num_threads = self.executor, None, num_threads
+        if old is not None:
+            old.shutdown(wait=True)
+
+    def forget(self) -> None:
+        """Drop threads that a fork did not bring along."""
+        self.lock, self.executor = threading.Lock(), None
+
+
+_pool = _Pool()
+os.register_at_fork(after_in_child=_pool.forget)
+
+
+def num_threads() -> int:
+    """Threads of the pool; by default the processors this process may use."""
+    return _pool.num_threads
+
+
+def set_num_threads(count: int) -> None:
+    """Set the threads of gnnx's pool and of torch together; results do not depend on it.
+
+    Parameters
+    ----------
+    count : int
+        At least 1.
+
+    Raises
+    ------
+    UsageError
+        The count is below 1.
+    """
+    if count < 1:
+        raise UsageError(f"{count} threads asked for", "Give --threads 1 or more.")
+    import torch
+
+    torch.set_num_threads(count)
+    if count != _pool.num_threads:
+        _pool.resize(count)
+
+
+def submit(job: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> Future[T]:
+    """Run a job on the pool, beside the caller."""
+    return _pool.get().submit(job, *args, **kwargs)
+
+
+def run(task: Callable[[int, int], Any], size: int, *, grain: int = 1) -> None:
+    """Call ``task(begin, end)`` over a cut of ``range(size)``, on the pool and the caller's thread.
+
+    The caller works too and never waits for a thread that has not started, so that a pool busy
+    with longer jobs delays nothing, and tasks may themselves call `run`.
+
+    Parameters
+    ----------
+    task : callable
+        Writes to places that depend on its range alone; a `kernel` wrapped in a lambda.
+    size : int
+        Length of the range.
+    grain : int
+        The smallest piece worth a call.
+    """
+    pieces = min(_pool.num_threads * _CHUNKS_PER_THREAD, -(-size // grain))
+    if pieces <= 1 or _pool.num_threads == 1:
+        if size:
+            task(0, size)
+        return
+    bounds = [size * i // pieces for i in range(pieces + 1)]
+    ticket = itertools.count()  # next() on it is atomic
+
+    def work() -> None:
+        while (i := next(ticket)) < pieces:
+            task(bounds[i], bounds[i + 1])
+
+    others = [submit(work) for _ in range(_pool.num_threads - 1)]
+    try:
+        work()
+    finally:
+        started = [other for other in others if not other.cancel()]
+        concurrent.futures.wait(started)
+    for other in started:
+        other.result()
