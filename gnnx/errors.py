@@ -10,9 +10,9 @@ class GnnxError(Exception):
 
     Parameters
     ----------
-    cause : str
+    cause
         One line: what is wrong, where, and the numbers that disagree.
-    remedy : str
+    remedy
         One line: what to do about it.
     """
 
@@ -56,13 +56,15 @@ class BudgetError(ResourceError):
 
     Parameters
     ----------
-    cause, remedy : str
+    cause
         As in `GnnxError`.
-    tier : str
+    remedy
+        As in `GnnxError`.
+    tier
         Name of the tier: ``"device"``, ``"host"`` or ``"disk"``.
-    shortfall_bytes : int
+    shortfall_bytes
         Bytes asked for beyond the budget.
-    smallest_bytes : int
+    smallest_bytes
         The smallest budget of that tier with which the request would have been met.
     """
 
