@@ -1,0 +1,5 @@
+"""``python -m gnnx.cli`` is ``gnnx``."""
+
+from gnnx.cli import main
+
+main()

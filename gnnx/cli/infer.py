@@ -1,0 +1,56 @@
+"""``gnnx infer``: outputs of a trained model for every node."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from gnnx.cli import progress
+from gnnx.cli.frame import (
+    Answer,
+    Device,
+    DeviceMemory,
+    Json,
+    Memory,
+    Quiet,
+    Threads,
+    facts,
+    set_threads,
+)
+
+
+def infer(
+    dataset: Annotated[Path, typer.Argument(metavar="DATASET", help="Folder of the dataset.")],
+    checkpoint: Annotated[
+        Path, typer.Option(metavar="DIR", help="Folder that gnnx train --checkpoint wrote.")
+    ],
+    out: Annotated[Path, typer.Option(metavar="FILE.npy", help="Where the outputs go.")],
+    memory: Memory = None,
+    device_memory: DeviceMemory = None,
+    threads: Threads = None,
+    device: Device = "cpu",
+    quiet: Quiet = False,
+    as_json: Json = False,
+) -> Answer:
+    """Write the model's outputs for all nodes, every neighbour counted, as a .npy file."""
+    import gnnx
+    from gnnx.nn import build_model
+    from gnnx.train import load_checkpoint
+
+    set_threads(threads)
+    state = load_checkpoint(checkpoint)
+    model = build_model(state.config)
+    model.load_state_dict(state.weights)
+    with (
+        gnnx.open(dataset, memory=memory, device_memory=device_memory) as opened,
+        progress.shown(quiet=quiet) as report,
+    ):
+        gnnx.infer(model, opened, out=out, device=device, progress=report)
+        document = {
+            "dataset": str(dataset),
+            "out": str(out),
+            "num_nodes": opened.num_nodes,
+            "num_classes": opened.num_classes,
+            "same_dataset": opened.fingerprint == state.fingerprint,
+        }
+    return Answer(document, facts("outputs", document))

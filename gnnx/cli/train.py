@@ -1,0 +1,181 @@
+"""``gnnx train``: train a model on a dataset within a budget."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+from rich.console import Group
+from rich.table import Table
+
+from gnnx.cli import progress
+from gnnx.cli.frame import (
+    Answer,
+    Device,
+    DeviceMemory,
+    Json,
+    Memory,
+    Quiet,
+    Seed,
+    Threads,
+    facts,
+    parse_list,
+    set_threads,
+)
+from gnnx.errors import UsageError
+
+if TYPE_CHECKING:
+    from gnnx.train import EpochReport, TrainReport
+
+
+def train(
+    dataset: Annotated[Path, typer.Argument(metavar="DATASET", help="Folder of the dataset.")],
+    model: Annotated[Literal["gcn", "sage"], typer.Option(help="Kind of network.")] = "sage",
+    aggr: Annotated[
+        Literal["mean", "max"] | None,
+        typer.Option(show_default="mean", help="How sage joins neighbours."),
+    ] = None,
+    fanouts: Annotated[
+        str,
+        typer.Option(metavar="N,N,…", help="Neighbours drawn a node, seeds' hop first; -1: all."),
+    ] = "15,10",
+    layers: Annotated[
+        int | None,
+        typer.Option(min=1, metavar="N", show_default="one a fanout", help="Number of layers."),
+    ] = None,
+    hidden: Annotated[int, typer.Option(min=1, metavar="N", help="Width between layers.")] = 256,
+    dropout: Annotated[
+        float, typer.Option(min=0, max=0.99, metavar="SHARE", help="Share dropped.")
+    ] = 0.5,
+    batch_size: Annotated[int, typer.Option(min=1, metavar="N", help="Seeds a step.")] = 1024,
+    epochs: Annotated[
+        int, typer.Option(min=1, metavar="N", help="Passes over the training nodes.")
+    ] = 30,
+    lr: Annotated[float, typer.Option(min=0, metavar="X", help="Learning rate.")] = 0.01,
+    weight_decay: Annotated[float, typer.Option(min=0, metavar="X", help="Weight decay.")] = 5e-4,
+    optimizer: Annotated[Literal["adamw", "adam"], typer.Option(help="Optimizer.")] = "adamw",
+    schedule: Annotated[
+        Literal["constant", "cosine"], typer.Option(help="Course of the learning rate.")
+    ] = "constant",
+    class_weights: Annotated[
+        Literal["none", "balanced"], typer.Option(help="Weight of each class in the loss.")
+    ] = "none",
+    bf16: Annotated[bool, typer.Option("--bf16", help="Dense parts in bfloat16.")] = False,
+    eval_every: Annotated[
+        int,
+        typer.Option(min=0, metavar="N", help="Epochs between validations; 0: at the end only."),
+    ] = 1,
+    patience: Annotated[
+        int | None,
+        typer.Option(
+            min=1, metavar="N", show_default="never stop", help="Validations without gain to stop."
+        ),
+    ] = None,
+    checkpoint: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Keep the state of each epoch here.")
+    ] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on from --checkpoint.")] = False,
+    memory: Memory = None,
+    device_memory: DeviceMemory = None,
+    threads: Threads = None,
+    device: Device = "cpu",
+    seed: Seed = 0,
+    quiet: Quiet = False,
+    as_json: Json = False,
+) -> Answer:
+    """Train a model within a memory budget, and test the weights best on validation."""
+    hops = parse_list(fanouts, "--fanouts")
+    if layers is not None and layers != len(hops):
+        raise UsageError(
+            f"--fanouts {fanouts} has {len(hops)} numbers and --layers is {layers}",
+            "Give one fanout a layer, or leave --layers out.",
+        )
+    if aggr is not None and model != "sage":
+        raise UsageError(f"--aggr {aggr} has no meaning for {model}", "Leave --aggr out.")
+    if resume and checkpoint is None:
+        raise UsageError("--resume has nothing to go on from", "Give --checkpoint DIR as well.")
+    import torch
+
+    import gnnx
+    from gnnx.nn import build_model
+
+    set_threads(threads)
+    torch.manual_seed(seed)
+    with (
+        gnnx.open(dataset, memory=memory, device_memory=device_memory) as opened,
+        progress.shown(quiet=quiet) as report,
+    ):
+        config = {
+            "model": model,
+            "in_features": opened.num_features,
+            "hidden_features": hidden,
+            "out_features": opened.num_classes,
+            "num_layers": len(hops),
+            "dropout": dropout,
+        }
+        if model == "sage":
+            config["aggr"] = aggr or "mean"
+        trainer = gnnx.Trainer(
+            build_model(config),
+            opened,
+            fanouts=hops,
+            batch_size=batch_size,
+            lr=lr,
+            weight_decay=weight_decay,
+            optimizer=optimizer,
+            schedule=schedule,
+            class_weights=None if class_weights == "none" else class_weights,
+            autocast=torch.bfloat16 if bf16 else None,
+            eval_every=eval_every,
+            patience=patience,
+            seed=seed,
+            device=device,
+            checkpoint=checkpoint,
+        )
+        result = trainer.fit(epochs, resume=resume, progress=report)
+    document = {"dataset": str(dataset), "model": config, **result.as_dict()}
+    return Answer(document, Group(epochs_table(result.epochs), _totals(result)))
+
+
+def epochs_table(epochs: "list[EpochReport]") -> Table:
+    """One row an epoch: loss, accuracy, time, and how many rows the cache spared the disk."""
+    from gnnx.memory import format_bytes
+
+    table = Table(title="epochs", title_justify="left")
+    for name in ("epoch", "loss", "val accuracy", "seconds", "hit ratio", "read from disk"):
+        table.add_column(name, justify="right")
+    for report in epochs:
+        hits = report.rows_hit / max(1, report.rows_requested)
+        table.add_row(
+            str(report.epoch + 1),
+            f"{report.loss:.4f}",
+            percent(report.val_accuracy),
+            f"{report.seconds:.1f}",
+            percent(hits),
+            format_bytes(report.disk_read_bytes),
+        )
+    return table
+
+
+def percent(share: float | None) -> str:
+    """Share in percent, a dash where there is none."""
+    return "-" if share is None else f"{100 * share:.1f} %"
+
+
+def _totals(report: "TrainReport") -> Table:
+    from gnnx.memory import format_bytes
+
+    memory = report.memory
+    budget = "no limit" if memory.budget_bytes is None else format_bytes(memory.budget_bytes)
+    growth = memory.peak_rss_bytes - memory.base_rss_bytes
+    return facts(
+        "result",
+        {
+            "test accuracy": percent(report.test_accuracy),
+            "validation accuracy": percent(report.val_accuracy),
+            "parameters": report.num_parameters,
+            "peak of host buffers": f"{format_bytes(memory.peak_ledger_bytes)} of {budget}",
+            "peak of batch buffers": format_bytes(memory.peak_device_ledger_bytes),
+            "growth of the process": f"{format_bytes(growth)} over a base of "
+            f"{format_bytes(memory.base_rss_bytes)}",
+        },
+    )

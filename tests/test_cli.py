@@ -1,0 +1,291 @@
+"""The command line's frame: light help, one document, two error lines, exit codes, progress."""
+
+import errno
+import json
+import logging
+import os
+import pty
+import re
+import subprocess
+import sys
+
+import pytest
+import typer
+import typer.main
+from typer.testing import CliRunner
+
+import gnnx
+from gnnx.cli import app, frame, progress
+from gnnx.errors import BudgetError, DataError, ResourceError, RunError, UsageError
+
+VERBS = ["synth", "prepare", "info", "verify", "train", "infer", "doctor"]
+CONTROL = re.compile(r"[\x00-\x09\x0b-\x1f\x7f]")
+runner = CliRunner()
+
+
+def toy(error: BaseException | None = None, exit_code: int = 0) -> typer.Typer:
+    """A command line whose one verb, `act`, answers, or fails with the error."""
+
+    def act(as_json: frame.Json = False, quiet: frame.Quiet = False) -> frame.Answer:
+        logging.getLogger("gnnx").info("working on %d %% of [it]", 50)
+        if error is not None:
+            raise error
+        return frame.Answer({"value": 3}, frame.facts("found", {"value": 3}), exit_code)
+
+    made = typer.Typer(pretty_exceptions_enable=False)
+    made.command()(frame.guarded(act))
+    made.callback()(lambda: None)  # so that the verb is named, as in gnnx's own
+    return made
+
+
+def test_help_is_quick_and_light():
+    probe = (
+        "import sys, time; begin = time.perf_counter()\n"
+        "from gnnx.cli import app\n"
+        "try: app(['--help'])\n"
+        "except SystemExit as end: assert end.code == 0\n"
+        "heavy = {'torch', 'numba', 'numpy', 'pyarrow'} & set(sys.modules)\n"
+        "print(time.perf_counter() - begin, *heavy, file=sys.stderr)"
+    )
+    best = min(_probe(probe) for _ in range(3))
+    assert best <= 0.5
+
+
+def _probe(code: str) -> float:
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
+    )
+    seconds, *heavy = done.stderr.split()
+    assert heavy == []
+    return float(seconds)
+
+
+def test_version():
+    result = runner.invoke(app, ["--version"])
+    assert (result.exit_code, result.stdout) == (0, f"gnnx {gnnx.__version__}\n")
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_help_of_each_verb_has_an_example(verb):
+    result = runner.invoke(app, [verb, "--help"])
+    assert result.exit_code == 0
+    assert f"Example: gnnx {verb}" in result.stdout
+    assert "--json" in result.stdout
+
+
+def test_verbs_are_frozen():
+    assert [command.callback.__name__ for command in app.registered_commands] == VERBS
+
+
+def test_options_are_frozen():
+    """An option is added here on purpose, or not at all."""
+    found = {
+        name: " ".join(
+            option
+            for parameter in command.params
+            for option in parameter.opts
+            if option[:2] == "--"
+        )
+        for name, command in typer.main.get_command(app).commands.items()
+    }
+    assert found == {
+        "synth": "--nodes --edges --features --classes --split --seed --memory --threads"
+        " --overwrite --quiet --json",
+        "prepare": "--features --labels --train --val --test --num-nodes --undirected"
+        " --self-loops --duplicates --split --nonfinite --unlabeled --delimiter --layout --seed"
+        " --memory --overwrite --quiet --json",
+        "info": "--json",
+        "verify": "--threads --quiet --json",
+        "train": "--model --aggr --fanouts --layers --hidden --dropout --batch-size --epochs --lr"
+        " --weight-decay --optimizer --schedule --class-weights --bf16 --eval-every --patience"
+        " --checkpoint --resume --memory --device-memory --threads --device --seed --quiet --json",
+        "infer": "--checkpoint --out --memory --device-memory --threads --device --quiet --json",
+        "doctor": "--json",
+    }
+
+
+def test_answer_for_people_and_for_programs():
+    result = runner.invoke(toy(), ["act"])
+    assert result.exit_code == 0
+    assert "value" in result.stdout
+    assert result.stderr == "working on 50 % of [it]\n"
+    result = runner.invoke(toy(), ["act", "--json"])
+    assert json.loads(result.stdout) == {"schema": 1, "command": "act", "value": 3}
+
+
+def test_quiet_silences_stderr():
+    assert runner.invoke(toy(), ["act", "--quiet"]).stderr == ""
+
+
+def test_bad_finding_keeps_its_document():
+    result = runner.invoke(toy(exit_code=3), ["act", "--json"])
+    assert result.exit_code == 3
+    assert json.loads(result.stdout)["value"] == 3
+
+
+ERRORS = {
+    "run": (RunError("loss is nan", "Lower --lr."), 1, "loss is nan", "Lower --lr."),
+    "usage": (UsageError("no", "Do."), 2, "no", "Do."),
+    "data": (DataError("x.npy: [bad] id 5", "Mend."), 3, "x.npy: [bad] id 5", "Mend."),
+    "resource": (ResourceError("locked", "Wait."), 4, "locked", "Wait."),
+    "memory": (MemoryError(), 4, "the machine's memory ran out", "Lower --memory"),
+    "space": (
+        OSError(errno.ENOSPC, "No space left on device", "big.npy"),
+        4,
+        "big.npy: No space left on device",
+        "Check free space",
+    ),
+    "permission": (
+        PermissionError(errno.EACCES, "Permission denied", "out"),
+        4,
+        "out: Permission denied",
+        "Check free space, permissions",
+    ),
+    "absent": (
+        FileNotFoundError(errno.ENOENT, "No such file or directory", "x.csv"),
+        3,
+        "x.csv: No such file or directory",
+        "Check the path.",
+    ),
+    "defect": (
+        KeyError("indptr\nmore"),
+        1,
+        r"unexpected KeyError: 'indptr\nmore'",
+        "This is a defect of gnnx: GNNX_DEBUG=1 shows the traceback",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", ERRORS)
+def test_error_is_two_lines_and_an_exit_code(name):
+    error, code, cause, remedy = ERRORS[name]
+    result = runner.invoke(toy(error), ["act", "--json"])
+    assert result.exit_code == code
+    _, *lines = result.stderr.splitlines()
+    assert len(lines) == 2
+    assert lines[0] == f"error: {cause}"
+    assert lines[1].startswith(remedy)
+    document = json.loads(result.stdout)
+    assert document["error"]["exit_code"] == code
+    assert document["error"]["cause"] == cause
+    assert document["error"]["remedy"] == lines[1]
+
+
+def test_long_error_line_is_not_wrapped():
+    cause = "x" * 200
+    result = runner.invoke(toy(DataError(cause, "Mend.")), ["act", "--quiet"])
+    assert result.stderr == f"error: {cause}\nMend.\n"
+    assert result.stdout == ""
+
+
+def test_budget_error_names_the_numbers():
+    error = BudgetError("c", "r", tier="host", shortfall_bytes=5, smallest_bytes=105)
+    report = json.loads(runner.invoke(toy(error), ["act", "--json"]).stdout)["error"]
+    assert (report["tier"], report["shortfall_bytes"], report["smallest_bytes"]) == ("host", 5, 105)
+
+
+def test_traceback_on_request(monkeypatch):
+    monkeypatch.setenv("GNNX_DEBUG", "1")
+    result = runner.invoke(toy(KeyError("indptr")), ["act"])
+    assert "Traceback" in result.stderr
+    assert result.exit_code == 1
+
+
+def test_interrupt_is_130():
+    result = runner.invoke(toy(KeyboardInterrupt()), ["act", "--json"])
+    assert (result.exit_code, result.stdout) == (130, "")
+
+
+def test_unknown_option_is_usage():
+    result = runner.invoke(app, ["info", "graph", "--colour"])
+    assert result.exit_code == 2
+    assert "Traceback" not in result.stderr
+
+
+def test_logger_is_left_as_it_was():
+    before = list(frame.log.handlers), frame.log.level
+    runner.invoke(toy(RunError("c", "r")), ["act"])
+    assert (list(frame.log.handlers), frame.log.level) == before
+    assert frame.log.handlers == []
+
+
+def test_parse_list():
+    assert frame.parse_list("15,-1, 5", "--fanouts") == [15, -1, 5]
+    assert frame.parse_list("0.6,0.2", "--split", float) == [0.6, 0.2]
+    with pytest.raises(UsageError, match="--fanouts '15,,5' is not a list of numbers"):
+        frame.parse_list("15,,5", "--fanouts")
+
+
+def test_reader_that_leaves_is_no_error():
+    """As in `gnnx info --json | head -1`."""
+    code = (
+        "import os, sys; from gnnx.cli import app\n"
+        "read, write = os.pipe(); os.close(read); os.dup2(write, 1)\n"
+        "app(['--version'])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 1
+    assert done.stderr == ""
+
+
+def test_plain_lines_are_few_and_without_control_characters(capsys):
+    now = [0.0]
+    lines = progress.Lines(clock=lambda: now[0])
+    for done in range(1, 1201):  # 60 s of a stage that reports 20 times a second
+        now[0] = done / 20
+        lines("epoch [1]", done * 10, 12_000)
+    printed = capsys.readouterr().err
+    assert CONTROL.search(printed) is None
+    assert len(printed.splitlines()) == 12
+    assert printed.splitlines()[5] == "epoch [1]: 6,000 of 12,000, 200/s, 30 s left"
+
+
+def test_rate_counts_from_the_stage_s_begin(capsys):
+    """A resumed stage has much done before its first second."""
+    now = [0.0]
+    lines = progress.Lines(clock=lambda: now[0])
+    lines("read", 900, 1000)
+    now[0] = 10.0
+    lines("read", 950, 1000)
+    assert capsys.readouterr().err == "read: 950 of 1,000, 5/s, 10 s left\n"
+
+
+def test_terminal_gets_a_bar_and_a_pipe_does_not():
+    code = (
+        "import time\n"
+        "from gnnx.cli import progress\n"
+        "with progress.shown(quiet=False) as report:\n"
+        "    for done in range(1, 11):\n"
+        "        report('epoch 1', done, 10); time.sleep(0.02)\n"
+    )
+    reader, writer = pty.openpty()
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        stderr=writer,
+        timeout=60,
+        check=True,
+        env={**os.environ, "TERM": "xterm", "COLUMNS": "100"},
+    )
+    os.close(writer)
+    drawn = os.read(reader, 1 << 16).decode()
+    os.close(reader)
+    assert "epoch 1" in drawn
+    assert "100%" in drawn
+    assert "/s" in drawn
+    piped = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
+    )
+    assert CONTROL.search(piped.stderr) is None
+    assert done.returncode == piped.returncode == 0
+
+
+def test_quiet_progress_is_none():
+    with progress.shown(quiet=True) as report:
+        assert report is None
+
+
+def test_compact_numbers():
+    shown = [progress._compact(number) for number in (0.25, 12, 999.6, 1234567, 5e15)]
+    assert shown == ["0.25", "12", "1k", "1.23M", "5e+03T"]
