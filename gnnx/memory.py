@@ -9,13 +9,14 @@ from __future__ import annotations
 import collections
 import dataclasses
 import enum
+import fractions
 import math
 import mmap
 import os
 import re
 import threading
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 
 ALIGNMENT = 64  # a cache line and an AVX-512 vector; BLAS may round differently on less
 PAGE = mmap.PAGESIZE
+_CGROUPS = Path("/sys/fs/cgroup")
 _MAP_NORESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000)  # a name only from Python 3.13 on
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
 _UNITS |= {f"{unit}i": 1024**power for power, unit in enumerate("kmgt", start=1)}
@@ -44,7 +46,7 @@ class Tier(enum.Enum):
 
 
 def parse_bytes(text: str | int) -> int:
-    """Number of bytes written for people.
+    """Read a number of bytes as people write it.
 
     Parameters
     ----------
@@ -68,7 +70,7 @@ def parse_bytes(text: str | int) -> int:
             f"{text!r} is not a size in bytes",
             'Write a number and a unit, such as "512MiB", "4GiB" or "2GB".',
         )
-    return int(float(match[1]) * unit)
+    return int(fractions.Fraction(match[1]) * unit)  # a float would round above 2^53
 
 
 def format_bytes(num_bytes: int) -> str:
@@ -106,24 +108,35 @@ def available_bytes() -> int:
 
 
 def _cgroup_free() -> list[int]:
-    """Free bytes under each memory limit of this process's cgroup (version 2 and 1)."""
+    """Free bytes under each memory limit on this process (cgroup version 2 and 1)."""
     free = []
     for line in Path("/proc/self/cgroup").read_text().splitlines():
         _, controllers, path = line.split(":", 2)
         if controllers == "":
-            folder, names = Path("/sys/fs/cgroup" + path), ("memory.max", "memory.current")
+            root, names = _CGROUPS, ("memory.max", "memory.current")
         elif "memory" in controllers.split(","):
-            folder = Path("/sys/fs/cgroup/memory" + path)
-            names = ("memory.limit_in_bytes", "memory.usage_in_bytes")
+            root, names = _CGROUPS / "memory", ("memory.limit_in_bytes", "memory.usage_in_bytes")
         else:
             continue
-        try:
-            limit, used = ((folder / name).read_text().strip() for name in names)
-        except OSError:  # the root group has no limit, and containers hide theirs at other paths
-            continue
-        if limit != "max":
-            free.append(max(0, int(limit) - int(used)))
+        group = root / path.lstrip("/")
+        for folder in (group, *group.parents):  # a parent's limit binds its children too
+            if folder.is_relative_to(root):
+                free += _headroom(folder, *names)
     return free
+
+
+def _headroom(folder: Path, limit_name: str, usage_name: str) -> list[int]:
+    """Free bytes of one cgroup, the page cache counted as free; empty where it has no limit."""
+    try:
+        limit, usage = ((folder / name).read_text().strip() for name in (limit_name, usage_name))
+        lines = (folder / "memory.stat").read_text().splitlines()
+    except OSError:  # the root group has no limit, and containers hide theirs at other paths
+        return []
+    if limit == "max":
+        return []
+    stat = dict(line.split(" ", 1) for line in lines)
+    cached = sum(int(stat.get(name, 0)) for name in ("active_file", "inactive_file"))
+    return [max(0, int(limit) - int(usage) + cached)]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -221,8 +234,7 @@ class Ledger:
         BudgetError
             The tier's budget does not hold the array beside what is held already.
         """
-        dtype = np.dtype(dtype)
-        shape = (shape,) if isinstance(shape, int) else tuple(int(n) for n in shape)
+        dtype, shape = np.dtype(dtype), _dimensions(shape)
         size = _round_up(max(1, math.prod(shape) * dtype.itemsize), ALIGNMENT)
         with self._lock:
             account = self._accounts[tier]
@@ -234,8 +246,7 @@ class Ledger:
             except BaseException:
                 account.discharge(size, owner)
                 raise
-        lease = _Lease(slab, start, size, owner, shape, dtype)
-        return np.asarray(lease)
+        return np.ndarray(shape, dtype, np.asarray(_Lease(slab, start, size, owner)))
 
     def tensor(
         self, shape: int | tuple[int, ...], dtype: torch.dtype, tier: Tier, owner: str
@@ -243,7 +254,7 @@ class Ledger:
         """Uninitialised CPU tensor inside the slab of a tier; otherwise as `empty`."""
         import torch
 
-        shape = (shape,) if isinstance(shape, int) else shape
+        shape = _dimensions(shape)
         size = math.prod(shape) * dtype.itemsize
         raw = torch.from_numpy(self.empty(size, np.uint8, tier, owner))
         return raw.view(dtype).view(shape)
@@ -273,6 +284,8 @@ class Ledger:
         with self._lock:
             self._collect()
             self._accounts[tier].charge(num_bytes, owner)
+            if tier in self._slabs:
+                self._slabs[tier].shrink()
         return Reservation(self, num_bytes, tier, owner)
 
     def held_bytes(self, tier: Tier) -> int:
@@ -328,7 +341,7 @@ class Reservation:
             ledger, tier, owner = undo
             ledger._release(self.num_bytes, tier, owner)  # noqa: SLF001 - one module, one secret
 
-    def __enter__(self) -> Reservation:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_exc: object) -> None:
@@ -367,19 +380,18 @@ class _Account:
 class _Slab:
     """One anonymous mapping, handed out by first fit.
 
-    The mapping is larger than the budget, since address space is free: fragmentation never fails a
-    request that the budget allows. Freed pages stay resident ("dirty") for quick reuse, at most
-    `warm` bytes of them, and never so many that held + dirty bytes exceed the limit.
+    The mapping is far larger than the budget, since address space is free: fragmentation never
+    fails a request that the budget allows. Freed pages stay resident ("dirty") for quick reuse, at
+    most `warm` bytes of them, and never so many that held + dirty bytes exceed the limit.
     """
 
     def __init__(self, account: _Account) -> None:
         self.account = account
-        limit = account.limit
         physical = os.sysconf("SC_PHYS_PAGES") * PAGE
-        reach = physical if limit is None else limit
+        reach = physical if account.limit is None else min(account.limit, physical)
         # a batch's buffers are freed and taken again every step, so DEVICE keeps them all;
         # HOST's are long-lived, and its resident bytes are held against the ledger's peak
-        self.warm = (limit or reach) if account.tier is Tier.DEVICE else reach // 32
+        self.warm = reach if account.tier is Tier.DEVICE else reach // 32
         self.map = _reserve(_round_up(reach, PAGE), account.tier)
         self.base = np.frombuffer(self.map, np.uint8).ctypes.data
         self.clean = [(0, len(self.map))]
@@ -390,13 +402,12 @@ class _Slab:
         self.dead: collections.deque[tuple[int, int, str]] = collections.deque()
 
     def take(self, size: int, align: int) -> int:
+        """Place `size` bytes, which the account has been charged with."""
         start = self._first_fit(self.dirty, size, align)
         if start is not None:
             self.dirty_bytes -= size
             return start
-        limit = self.account.limit  # the account has been charged: `size` is held already
-        if limit is not None and self.account.held + self.dirty_bytes > limit:
-            self.trim()
+        self.shrink()
         start = self._first_fit(self.clean, size, align)
         if start is None:
             self.trim()
@@ -409,23 +420,34 @@ class _Slab:
         return start
 
     def collect(self) -> None:
+        """Book the extents that have died."""
+        if not self.dead:
+            return
         while self.dead:
             start, size, owner = self.dead.popleft()
             self.account.discharge(size, owner)
             self.dirty.append((start, start + size))
             self.dirty_bytes += size
-            self.dirty = _merged(self.dirty)
+        self.dirty = _merged(self.dirty)
         if self.dirty_bytes > self.warm:
             self.trim()
 
+    def shrink(self) -> None:
+        """Keep held and dirty bytes together within the limit."""
+        limit = self.account.limit
+        if limit is not None and self.account.held + self.dirty_bytes > limit:
+            self.trim()
+
     def trim(self) -> None:
-        for start, end in self.dirty:
-            # whole pages only: the edges of an extent may share a page with a live array
-            first, last = _round_up(start, PAGE), end // PAGE * PAGE
-            if last > first:
-                self.map.madvise(mmap.MADV_DONTNEED, first, last - first)
+        """Give every page without a live byte back to the system."""
+        if not self.dirty:
+            return
         self.clean = _merged(self.clean + self.dirty)
         self.dirty, self.dirty_bytes = [], 0
+        for start, end in self.clean:
+            first, last = _round_up(start, PAGE), end // PAGE * PAGE
+            if last > first:  # untouched pages cost nothing here
+                self.map.madvise(mmap.MADV_DONTNEED, first, last - first)
 
     @staticmethod
     def _first_fit(extents: list[tuple[int, int]], size: int, align: int) -> int | None:
@@ -439,23 +461,15 @@ class _Slab:
 
 
 class _Lease:
-    """The owner of an array's bytes: NumPy keeps it as the base of the array and of its views."""
+    """The owner of an array's bytes: NumPy keeps it at the base of the array and of its views."""
 
-    def __init__(
-        self,
-        slab: _Slab,
-        start: int,
-        size: int,
-        owner: str,
-        shape: tuple[int, ...],
-        dtype: np.dtype[Any],
-    ) -> None:
+    def __init__(self, slab: _Slab, start: int, size: int, owner: str) -> None:
         self._slab = slab
         self._end = (start, size, owner)
         self.__array_interface__ = {
             "version": 3,
-            "shape": shape,
-            "typestr": dtype.str,
+            "shape": (size,),
+            "typestr": "|u1",
             "data": (slab.base + start, False),
         }
 
@@ -466,15 +480,19 @@ class _Lease:
 def _reserve(size: int, tier: Tier) -> mmap.mmap:
     """Address space without memory behind it: pages appear when they are first written."""
     flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE
-    for reach in (4 * size, size):  # a limit on address space may forbid the roomier one
+    for room in (128, 8, 1):  # a limit on address space may forbid the roomier ones
         try:
-            return mmap.mmap(-1, reach, flags)
+            return mmap.mmap(-1, room * size, flags)
         except OSError:
             continue
     raise ResourceError(
         f"{tier.value} memory: the system refuses {size} bytes of address space",
         "Lower the budget, or raise the limit on address space (ulimit -v).",
     )
+
+
+def _dimensions(shape: int | tuple[int, ...]) -> tuple[int, ...]:
+    return tuple(map(int, shape)) if isinstance(shape, tuple) else (int(shape),)
 
 
 def _merged(extents: list[tuple[int, int]]) -> list[tuple[int, int]]:
