@@ -27,3 +27,98 @@ def transpose(indptr, indices, num_src):
     t_indptr = np.cumsum([0] + [len(row) for row in rows])
     flat = np.array(edges, np.int64).reshape(-1, 2)
     return t_indptr, flat[:, 0], flat[:, 1]
+
+
+def spmm(indptr, indices, x, weight=None, reduce="sum"):
+    """Row by row in float64: reduced messages, and for max and min the first edge that has them."""
+    out = np.zeros((len(indptr) - 1, x.shape[1]))
+    arg = np.full(out.shape, -1)
+    for d in range(len(out)):
+        edges = range(indptr[d], indptr[d + 1])
+        for f in range(x.shape[1]):
+            values = [
+                float(x[indices[e], f]) * (1.0 if weight is None else float(weight[e]))
+                for e in edges
+            ]
+            if not values:
+                continue
+            if reduce in {"max", "min"}:
+                out[d, f] = max(values) if reduce == "max" else min(values)
+                arg[d, f] = edges[values.index(out[d, f])]
+            else:
+                out[d, f] = sum(values) / (len(values) if reduce == "mean" else 1)
+    return out, arg
+
+
+def spmm_gradients(indptr, indices, x, weight, reduce, grad):
+    """Gradients of sum(grad * spmm(...)) by x and by weight (ones where None), edge by edge."""
+    w = np.ones(len(indices)) if weight is None else weight
+    _, arg = spmm(indptr, indices, x, weight, reduce)
+    dx, dw = np.zeros(x.shape), np.zeros(len(indices))
+    for d in range(len(indptr) - 1):
+        degree = indptr[d + 1] - indptr[d]
+        for e in range(indptr[d], indptr[d + 1]):
+            for f in range(x.shape[1]):
+                if reduce in {"max", "min"}:
+                    share = grad[d, f] if arg[d, f] == e else 0.0
+                else:
+                    share = grad[d, f] / (degree if reduce == "mean" else 1)
+                dx[indices[e], f] += share * w[e]
+                dw[e] += share * x[indices[e], f]
+    return dx, dw
+
+
+def _mix(value):
+    """SplitMix64's finaliser."""
+    value = ((value ^ value >> 30) * 0xBF58476D1CE4E5B9) % 2**64
+    value = ((value ^ value >> 27) * 0x94D049BB133111EB) % 2**64
+    return value ^ value >> 31
+
+
+def dropout(x, row_id, p, key):
+    """Element by element, as `gnnx.ops.dropout` defines it."""
+    gamma = 0x9E3779B97F4A7C15
+    state = 0
+    for part in key:
+        state = _mix(state ^ _mix((part + 1) * gamma % 2**64))
+    state = _mix(state ^ int.from_bytes(b"dropout\0", "big"))
+    out = np.zeros(x.shape)
+    for r, name in enumerate(row_id):
+        row = _mix(state ^ int(name) % 2**64)
+        for f in range(x.shape[1]):
+            if _mix((row + (f + 1) * gamma) % 2**64) >> 32 >= round(p * 2**32):
+                out[r, f] = float(x[r, f]) / (1 - p)
+    return out
+
+
+# Cache and loader: probabilities edge by edge, draws edge by edge.
+
+
+def expected_access(indptr, indices, seeds, fanouts, batch_size):
+    """P(node is in a batch): products over edges, in float64, one row after another."""
+    num_nodes = len(indptr) - 1
+    at_first = np.zeros(num_nodes)
+    at_first[seeds] = min(1.0, batch_size / max(1, len(seeds)))
+    reached, drawn = at_first, np.zeros(num_nodes)
+    for fanout in fanouts:
+        spared = 1.0 - at_first
+        for v in range(num_nodes):
+            row = indices[indptr[v] : indptr[v + 1]]
+            share = 1.0 if fanout < 0 else min(1.0, fanout / max(1, len(row)))
+            drawn[v] += (reached[v] - drawn[v]) * share
+            for u in row:
+                spared[u] *= 1.0 - drawn[v]
+        reached = 1.0 - spared
+    return reached
+
+
+def sampled_nodes(indptr, indices, seeds, fanouts, rng):
+    """Ids of a batch: each layer draws distinct in-edges of every node reached so far."""
+    reached = set(np.asarray(seeds).tolist())
+    for fanout in fanouts:
+        for v in sorted(reached):
+            row = indices[indptr[v] : indptr[v + 1]]
+            if 0 <= fanout < len(row):
+                row = rng.choice(row, fanout, replace=False)
+            reached.update(row.tolist())
+    return np.array(sorted(reached), np.int64)

@@ -1,52 +1,142 @@
-"""Message passing on tensors: spmm over a CSR, and the transpose of one.
+"""Message passing on tensors: spmm, sddmm, the transpose of a CSR, and keyed dropout.
 
-Shapes: D destinations, S sources, E edges, F feature width. A CSR is ``indptr (D + 1,) int64`` and
-``indices (E,) int32 or int64``: row d lists the sources of d, in any order, duplicates and loops
-included. Its transpose lists the same edges by source, with each edge's position in the CSR: a
-backward pass walks it without atomics, so that results are repeatable to the last bit.
+Shapes: D destinations, S sources, E edges, R rows, F feature width. A CSR is ``indptr (D + 1,)
+int64`` and ``indices (E,) int32 or int64``: row d lists the sources of d, in any order, duplicates
+and loops included. Its transpose lists the same edges by source, with each edge's position in the
+CSR: a backward pass walks it without atomics, so that results are repeatable to the last bit.
 
 Arguments are checked here, once: types, shapes, devices. The entries of `indptr` and `indices` are
-trusted. Below the public functions stand operators of `torch.library`, so that autograd,
-`torch.compile` and every device reach them alike: `_reference` serves any device for which no
-faster kernel is registered.
+trusted. Below the public functions stand the operators of `gnnx.ops._operators`.
 """
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
 import torch
 from torch import Tensor
 
 from gnnx.errors import UsageError
-from gnnx.ops import _numba, _reference
+from gnnx.ops import _operators
+from gnnx.ops._numba import transpose_into
 
-__all__ = ["spmm", "transpose"]
+if TYPE_CHECKING:
+    from gnnx.random import Key
 
-Reduce = Literal["sum", "mean"]
-Csr = tuple[Tensor, Tensor, Tensor]
+__all__ = ["dropout", "sddmm", "spmm", "transpose"]
+
+Reduce: TypeAlias = Literal["sum", "mean", "max", "min"]
+Csr: TypeAlias = tuple[Tensor, Tensor, Tensor]
 
 _FLOATS = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
+_NO_TRANSPOSE = (None, None, None)
 
-# Schemas know no tuples, so a transpose is three tensors, each optional.
-_TRANSPOSED = "Tensor? t_indptr, Tensor? t_indices, Tensor? t_edge"
 
-_transpose = torch.library.custom_op(
-    "gnnx::transpose",
-    _reference.transpose,
-    mutates_args=(),
-    schema="(Tensor indptr, Tensor indices, SymInt num_src) -> (Tensor, Tensor, Tensor)",
-)
-_transpose.register_kernel("cpu")(_numba.transpose)
+def spmm(
+    indptr: Tensor,
+    indices: Tensor,
+    x: Tensor,
+    weight: Tensor | None = None,
+    *,
+    reduce: Reduce = "sum",
+    transpose: Csr | None = None,
+) -> Tensor:
+    """Reduce what arrives over each destination's edges: y_d = reduce_e w_e x_src(e).
 
-_spmm = torch.library.custom_op(
-    "gnnx::spmm",
-    _reference.spmm,
-    mutates_args=(),
-    schema="(Tensor indptr, Tensor indices, Tensor x, Tensor? weight, str reduce, "
-    f"{_TRANSPOSED}) -> Tensor",
-)
-_spmm.register_kernel("cpu")(_numba.spmm)
+    Parameters
+    ----------
+    indptr
+        (D + 1,) int64; row d spans ``indices[indptr[d]:indptr[d + 1]]``.
+    indices
+        (E,) int32 or int64, sources, each in [0, S).
+    x
+        (S, F) float32, float64, float16 or bfloat16; the last two are summed in float32 and
+        rounded once. Copied where it is not contiguous.
+    weight
+        (E,) of the dtype of `x`; float32 goes with float16 and bfloat16 too.
+    reduce
+        The mean divides by the number of edges, whatever their weights. The gradient of a max or
+        min goes to one source a column: that of the first edge of the row that reaches it.
+    transpose
+        What `gnnx.ops.transpose` gives; without it the backward pass builds one.
+
+    Returns
+    -------
+    Tensor
+        (D, F) of the dtype of `x`; rows without edges are 0. Differentiable in `x` and `weight`,
+        sum and mean any number of times.
+
+    Raises
+    ------
+    UsageError
+        A dtype, shape or device is wrong, or `reduce` is unknown.
+    """
+    _check_csr(indptr, indices)
+    _check_features("spmm", "x", x, indptr)
+    if weight is not None:
+        _check_weight(weight, indices, x)
+        weight = weight.contiguous()
+    if reduce in {"sum", "mean"}:
+        parts = transpose or _NO_TRANSPOSE
+        out: Tensor = _operators.spmm(indptr, indices, x.contiguous(), weight, reduce, *parts)
+    elif reduce in {"max", "min"}:
+        _check_positions("spmm", indices)
+        out, _ = _operators.spmm_extremum(indptr, indices, x.contiguous(), weight, reduce)
+    else:
+        raise UsageError(f"spmm: reduce is {reduce!r}", 'Give "sum", "mean", "max" or "min".')
+    return out
+
+
+def sddmm(
+    indptr: Tensor,
+    indices: Tensor,
+    x_dst: Tensor,
+    x_src: Tensor,
+    *,
+    transpose: Csr | None = None,
+) -> Tensor:
+    """Multiply the rows of the two ends of every edge: s_e = x_dst(e) . x_src(e).
+
+    Parameters
+    ----------
+    indptr
+        (D + 1,) int64; row d spans ``indices[indptr[d]:indptr[d + 1]]``.
+    indices
+        (E,) int32 or int64, sources, each in [0, S).
+    x_dst
+        (D, F), types as in `spmm`.
+    x_src
+        (S, F) of the dtype of `x_dst`.
+    transpose
+        As in `spmm`.
+
+    Returns
+    -------
+    Tensor
+        (E,) of the dtype of `x_dst`, in the order of `indices`. Differentiable in both.
+
+    Raises
+    ------
+    UsageError
+        A dtype, shape or device is wrong.
+    """
+    _check_csr(indptr, indices)
+    _check_features("sddmm", "x_dst", x_dst, indptr)
+    _check_features("sddmm", "x_src", x_src, indptr)
+    if len(x_dst) != len(indptr) - 1:
+        raise UsageError(
+            f"sddmm: x_dst has {len(x_dst)} rows, the graph {len(indptr) - 1} destinations",
+            "Give one row for every destination.",
+        )
+    if x_dst.shape[1] != x_src.shape[1] or x_dst.dtype != x_src.dtype:
+        raise UsageError(
+            f"sddmm: x_dst is {x_dst.shape[1]} wide, {x_dst.dtype}; "
+            f"x_src is {x_src.shape[1]} wide, {x_src.dtype}",
+            "Give both one width and one dtype.",
+        )
+    parts = transpose or _NO_TRANSPOSE
+    out: Tensor = _operators.sddmm(indptr, indices, x_dst.contiguous(), x_src.contiguous(), *parts)
+    return out
 
 
 def transpose(indptr: Tensor, indices: Tensor, num_src: int, out: Csr | None = None) -> Csr:
@@ -75,13 +165,9 @@ def transpose(indptr: Tensor, indices: Tensor, num_src: int, out: Csr | None = N
         A dtype or shape is wrong, or positions of edges do not fit int32 indices.
     """
     _check_csr(indptr, indices)
-    if indices.dtype == torch.int32 and len(indices) >= 2**31:
-        raise UsageError(
-            f"transpose: positions of {len(indices)} edges do not fit int32",
-            "Give indices.to(torch.int64).",
-        )
+    _check_positions("transpose", indices)
     if out is None:
-        result: Csr = _transpose(indptr, indices, num_src)
+        result: Csr = _operators.transpose(indptr, indices, num_src)
         return result
     shapes = ((num_src + 1,), indices.shape, indices.shape)
     dtypes = (torch.int64, indices.dtype, indices.dtype)
@@ -92,70 +178,56 @@ def transpose(indptr: Tensor, indices: Tensor, num_src: int, out: Csr | None = N
                 f"{tuple(shape)} {dtype} is needed",
                 "Give three contiguous tensors: indptr (S + 1,), indices (E,), edge (E,).",
             )
-    _numba.transpose_into(indptr, indices, num_src, out)
+    transpose_into(indptr, indices, num_src, out)
     return out
 
 
-def spmm(
-    indptr: Tensor,
-    indices: Tensor,
-    x: Tensor,
-    weight: Tensor | None = None,
-    *,
-    reduce: Reduce = "sum",
-    transpose: Csr | None = None,
-) -> Tensor:
-    """Reduce what arrives over each destination's edges: y_d = reduce_e w_e x_src(e).
+def dropout(x: Tensor, row_id: Tensor, p: float, key: Key) -> Tensor:
+    """Zero each element with probability p, scale the others by 1 / (1 - p).
+
+    What happens to an element is a pure function of the key, its row's id and its column: it
+    depends neither on threads nor on which other rows are there. Its bits are the high word of
+    SplitMix64's stream, started at mix(id ^ state(key)), at the column; it is kept where they are
+    at least p 2^32.
 
     Parameters
     ----------
-    indptr
-        (D + 1,) int64; row d spans ``indices[indptr[d]:indptr[d + 1]]``.
-    indices
-        (E,) int32 or int64, sources, each in [0, S).
     x
-        (S, F) float32, float64, float16 or bfloat16; the last two are summed in float32.
-    weight
-        (E,) of the dtype of `x`; float32 goes with float16 and bfloat16 too.
-    reduce
-        The mean divides by the number of edges, whatever their weights.
-    transpose
-        What `gnnx.ops.transpose` gives; without it the backward pass builds one.
+        (R, F), types as in `spmm`.
+    row_id
+        (R,) int64, distinct names of the rows, such as global node ids.
+    p
+        In [0, 1].
+    key
+        What the draws belong to.
 
     Returns
     -------
     Tensor
-        (D, F) of the dtype of `x`; rows without edges are 0. Differentiable in `x` and `weight`.
+        (R, F) of the dtype of `x`; `x` itself where p is 0. Differentiable: the backward pass
+        draws the same mask again, and nothing is stored for it.
 
     Raises
     ------
     UsageError
-        A dtype, shape or device is wrong, or `reduce` is unknown.
+        A dtype, shape or device is wrong, or `p` is outside [0, 1].
     """
-    _check_csr(indptr, indices)
-    _check_features("spmm", "x", x, indptr)
-    if weight is not None:
-        _check_weight(weight, indices, x)
-    if reduce not in {"sum", "mean"}:
-        raise UsageError(f"spmm: reduce is {reduce!r}", 'Give "sum" or "mean".')
-    out: Tensor = _spmm(
-        indptr, indices, x.contiguous(), weight, reduce, *(transpose or (None, None, None))
-    )
+    _check_features("dropout", "x", x, row_id)
+    if row_id.dtype != torch.int64 or row_id.shape != x.shape[:1]:
+        raise UsageError(
+            f"dropout: row_id is {tuple(row_id.shape)} {row_id.dtype}, x has {len(x)} rows",
+            "Give one int64 id for every row.",
+        )
+    if not 0 <= p <= 1:
+        raise UsageError(f"dropout: p is {p}", "Give a probability from 0 to 1.")
+    if p == 0:
+        return x
+    out: Tensor = _operators.dropout(x.contiguous(), row_id.contiguous(), p, list(key))
     return out
 
 
-@_transpose.register_fake
-def _(indptr: Tensor, indices: Tensor, num_src: int) -> Csr:
-    return indptr.new_empty(num_src + 1), torch.empty_like(indices), torch.empty_like(indices)
-
-
-@_spmm.register_fake
-def _(indptr: Tensor, indices: Tensor, x: Tensor, *_: Any) -> Tensor:
-    return x.new_empty(indptr.shape[0] - 1, x.shape[1])
-
-
 def _check_csr(indptr: Tensor, indices: Tensor) -> None:
-    if indptr.dtype != torch.int64 or indptr.dim() != 1 or not len(indptr):
+    if indptr.dtype != torch.int64 or indptr.dim() != 1 or not indptr.shape[0]:
         raise UsageError(
             f"indptr is {tuple(indptr.shape)} {indptr.dtype}, (D + 1,) torch.int64 is needed",
             "Give the row starts of a CSR, one more than it has rows.",
@@ -166,17 +238,28 @@ def _check_csr(indptr: Tensor, indices: Tensor) -> None:
             "(E,) torch.int32 or torch.int64 is needed",
             "Give one source for every edge.",
         )
+    if not (indptr.is_contiguous() and indices.is_contiguous()):
+        raise UsageError("indptr or indices is not contiguous", "Give .contiguous() of both.")
 
 
-def _check_features(op: str, name: str, x: Tensor, indptr: Tensor) -> None:
+def _check_positions(op: str, indices: Tensor) -> None:
+    """Positions of edges are kept in the dtype of the indices."""
+    if indices.dtype == torch.int32 and len(indices) >= 2**31:
+        raise UsageError(
+            f"{op}: positions of {len(indices)} edges do not fit int32",
+            "Give indices.to(torch.int64).",
+        )
+
+
+def _check_features(op: str, name: str, x: Tensor, like: Tensor) -> None:
     if x.dtype not in _FLOATS or x.dim() != 2:
         raise UsageError(
             f"{op}: {name} is {tuple(x.shape)} {x.dtype}, a matrix of floats is needed",
             f"Give {name}.float(), or {name}[:, None] where a row is one number.",
         )
-    if x.device != indptr.device:
+    if x.device != like.device:
         raise UsageError(
-            f"{op}: {name} is on {x.device}, the graph on {indptr.device}",
+            f"{op}: {name} is on {x.device}, the rest on {like.device}",
             "Move one to the other's device.",
         )
 

@@ -1,13 +1,18 @@
 """Every operator in plain torch: slow, obvious, on any device. The others are tested against it.
 
-Shapes: D destinations, S sources, E edges, F feature width. Messages are E x F tensors here. Types
-below float32 are computed in float32 and rounded once at the end.
+Shapes: D destinations, S sources, E edges, R rows, F feature width. Messages are E x F tensors
+here. Types below float32 are computed in float32 and rounded once at the end.
 """
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
+
+from gnnx.random import Key, mix_int
+
+_GAMMA = 0x9E3779B97F4A7C15  # 2^64 / golden ratio, odd: the step between a row's columns
+_DROPOUT = 0x64726F706F757400  # "dropout": keeps its draws apart from a sampler's under one key
 
 
 def transpose(indptr: Tensor, indices: Tensor, num_src: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -23,11 +28,67 @@ def spmm(
     indptr: Tensor, indices: Tensor, x: Tensor, weight: Tensor | None, reduce: str, *_: object
 ) -> Tensor:
     """Sum or mean over each row's edges."""
-    wide = _messages(indices, x, weight)
-    out = wide.new_zeros(len(indptr) - 1, x.shape[1]).index_add(0, _rows(indptr), wide)
+    messages = _messages(indices, x, weight)
+    out = messages.new_zeros(len(indptr) - 1, x.shape[1]).index_add(0, _rows(indptr), messages)
     if reduce == "mean":
         out /= indptr.diff().clamp(min=1)[:, None]
     return out.to(x.dtype)
+
+
+def spmm_extremum(
+    indptr: Tensor, indices: Tensor, x: Tensor, weight: Tensor | None, reduce: str
+) -> tuple[Tensor, Tensor]:
+    """Max or min over each row's edges, and the position of the first edge that has it."""
+    messages = _messages(indices, x, weight)
+    rows = _rows(indptr)[:, None].expand_as(messages)
+    shape = len(indptr) - 1, x.shape[1]
+    best = messages.new_zeros(shape).scatter_reduce(
+        0, rows, messages, f"a{reduce}", include_self=False
+    )
+    reached = best.gather(0, rows)
+    won = (messages == reached) | (messages.isnan() & reached.isnan())
+    edges = torch.arange(len(indices), device=x.device)[:, None]
+    first = torch.full(shape, -1, device=x.device).scatter_reduce(
+        0, rows, torch.where(won, edges, len(indices)), "amin", include_self=False
+    )
+    return best.to(x.dtype), first.to(indices.dtype)
+
+
+def extremum_grad_x(
+    grad: Tensor, arg: Tensor, indices: Tensor, weight: Tensor | None, num_src: int
+) -> Tensor:
+    """Hand each gradient to the one source it came from."""
+    row, column = torch.nonzero(arg >= 0, as_tuple=True)
+    edge = arg[row, column].long()
+    share = _wide(grad)[row, column]
+    if weight is not None:
+        share = share * weight[edge]
+    out = share.new_zeros(num_src, grad.shape[1])
+    return out.index_put((indices[edge].long(), column), share, accumulate=True).to(grad.dtype)
+
+
+def extremum_grad_weight(grad: Tensor, arg: Tensor, indices: Tensor, x: Tensor) -> Tensor:
+    """Sum over the columns that an edge won: gradient times feature, (E,)."""
+    row, column = torch.nonzero(arg >= 0, as_tuple=True)
+    edge = arg[row, column].long()
+    share = _wide(grad)[row, column] * x[indices[edge].long(), column]
+    return share.new_zeros(len(indices)).index_add(0, edge, share).to(grad.dtype)
+
+
+def sddmm(indptr: Tensor, indices: Tensor, x_dst: Tensor, x_src: Tensor, *_: object) -> Tensor:
+    """Dot product of the two ends' rows on every edge."""
+    dtype = torch.promote_types(x_dst.dtype, x_src.dtype)
+    ends = _wide(x_dst)[_rows(indptr)] * _wide(x_src).index_select(0, indices)
+    return ends.sum(1).to(dtype)
+
+
+def dropout(x: Tensor, row_id: Tensor, p: float, key: list[int]) -> Tensor:
+    """Zero or scale each element by a draw of its key, row id and column."""
+    state = _signed(mix_int(Key(*key).fold() ^ _DROPOUT))
+    column = torch.arange(1, x.shape[1] + 1, device=x.device) * _signed(_GAMMA)
+    draws = _shifted(_mix(_mix(row_id ^ state)[:, None] + column), 32)
+    scaled = _wide(x) * (1 / (1 - p) if p < 1 else 0.0)
+    return torch.where(draws >= round(p * 2**32), scaled, 0.0).to(x.dtype)
 
 
 def _rows(indptr: Tensor) -> Tensor:
@@ -38,5 +99,26 @@ def _rows(indptr: Tensor) -> Tensor:
 
 def _messages(indices: Tensor, x: Tensor, weight: Tensor | None) -> Tensor:
     """Gather what every edge carries, (E, F) in at least float32."""
-    wide = x.to(torch.promote_types(x.dtype, torch.float32)).index_select(0, indices)
+    wide = _wide(x).index_select(0, indices)
     return wide if weight is None else wide * weight[:, None]
+
+
+def _wide(x: Tensor) -> Tensor:
+    return x.to(torch.promote_types(x.dtype, torch.float32))
+
+
+def _mix(value: Tensor) -> Tensor:
+    """`gnnx.random.mix` on int64: products wrap as those of uint64 do."""
+    value = (value ^ _shifted(value, 30)) * _signed(0xBF58476D1CE4E5B9)
+    value = (value ^ _shifted(value, 27)) * _signed(0x94D049BB133111EB)
+    return value ^ _shifted(value, 31)
+
+
+def _shifted(value: Tensor, bits: int) -> Tensor:
+    """Shift right, filling with zeros."""
+    return (value >> bits) & ((1 << (64 - bits)) - 1)
+
+
+def _signed(value: int) -> int:
+    """Read 64 bits as an int64."""
+    return value - (1 << 64) if value >> 63 else value

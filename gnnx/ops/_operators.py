@@ -1,0 +1,208 @@
+"""The operators below `gnnx.ops`: schema, kernels by device, shapes without data, gradients.
+
+They are operators of `torch.library`, so that autograd, `torch.compile` and every device reach
+them alike. `_reference` serves each device for which no faster kernel is registered; a new device
+adds a file of kernels and a line for each to register it.
+
+Shapes: D destinations, S sources, E edges, F feature width. The gradients of spmm and sddmm are
+made of the two, over the transposed order: nothing of size E x F, no atomics.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from gnnx.ops import _numba, _reference
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+# Schemas know no tuples, so a transpose is three tensors, each optional.
+_CSR = "Tensor indptr, Tensor indices"
+_TRANSPOSE = "Tensor? t_indptr, Tensor? t_indices, Tensor? t_edge"
+_SCHEMAS = {
+    "transpose": f"({_CSR}, SymInt num_src) -> (Tensor, Tensor, Tensor)",
+    "spmm": f"({_CSR}, Tensor x, Tensor? weight, str reduce, {_TRANSPOSE}) -> Tensor",
+    "spmm_extremum": f"({_CSR}, Tensor x, Tensor? weight, str reduce) -> (Tensor, Tensor)",
+    "extremum_grad_x": "(Tensor grad, Tensor arg, Tensor indices, Tensor? weight, SymInt num_src)"
+    " -> Tensor",
+    "extremum_grad_weight": "(Tensor grad, Tensor arg, Tensor indices, Tensor x) -> Tensor",
+    "sddmm": f"({_CSR}, Tensor x_dst, Tensor x_src, {_TRANSPOSE}) -> Tensor",
+    "dropout": "(Tensor x, Tensor row_id, float p, SymInt[] key) -> Tensor",
+}
+
+
+def _operator(name: str, fake: Callable[..., Any]) -> Any:
+    """Define gnnx::name with the kernel of that name in each backend.
+
+    `fake` gives outputs of the right shapes and dtypes without computing them.
+    """
+    op = torch.library.custom_op(
+        f"gnnx::{name}", getattr(_reference, name), mutates_args=(), schema=_SCHEMAS[name]
+    )
+    op.register_kernel("cpu")(getattr(_numba, name))
+    op.register_fake(fake)
+    return op
+
+
+def _fake_transpose(indptr: Tensor, indices: Tensor, num_src: int) -> tuple[Tensor, Tensor, Tensor]:
+    return indptr.new_empty(num_src + 1), torch.empty_like(indices), torch.empty_like(indices)
+
+
+transpose = _operator("transpose", _fake_transpose)
+
+
+# spmm, sum and mean: y_d = sum_e w_e x_src(e), so dx is spmm of dy over the transpose and dw_e is
+# dy_dst(e) . x_src(e).
+
+
+def _fake_spmm(indptr: Tensor, indices: Tensor, x: Tensor, *_: Any) -> Tensor:
+    return x.new_empty(indptr.shape[0] - 1, x.shape[1])
+
+
+spmm = _operator("spmm", _fake_spmm)
+
+
+def _keep_spmm(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    indptr, indices, x, weight, ctx.reduce, *parts = inputs
+    ctx.num_src, ctx.dtype = x.shape[0], x.dtype
+    x = x if ctx.needs_input_grad[3] else None  # dx does not need it: let it go
+    ctx.save_for_backward(indptr, indices, x, weight, *parts)
+
+
+def _spmm_backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    indptr, indices, x, weight, *parts = ctx.saved_tensors
+    grad = grad.contiguous()
+    if ctx.reduce == "mean":
+        wide = torch.promote_types(grad.dtype, torch.float32)
+        grad = grad / indptr.diff().clamp(min=1).to(wide)[:, None]
+    dx = dw = None
+    if ctx.needs_input_grad[2]:
+        t_indptr, t_indices, edge = _transposed(indptr, indices, ctx.num_src, parts)
+        w = None if weight is None else weight.index_select(0, edge)
+        dx = spmm(t_indptr, t_indices, grad, w, "sum", None, None, None).to(ctx.dtype)
+    if ctx.needs_input_grad[3]:
+        grad = grad.to(torch.promote_types(grad.dtype, weight.dtype))
+        dw = sddmm(indptr, indices, grad, x, *parts).to(weight.dtype)
+    return None, None, dx, dw, None, None, None, None
+
+
+spmm.register_autograd(_spmm_backward, setup_context=_keep_spmm)
+
+
+# spmm, max and min: y_d = w_e x_src(e) of the one edge e = arg_d, column by column.
+
+
+def _fake_spmm_extremum(
+    indptr: Tensor, indices: Tensor, x: Tensor, *_: Any
+) -> tuple[Tensor, Tensor]:
+    shape = indptr.shape[0] - 1, x.shape[1]
+    return x.new_empty(shape), indices.new_empty(shape)
+
+
+spmm_extremum = _operator("spmm_extremum", _fake_spmm_extremum)
+
+
+def _fake_extremum_grad_x(
+    grad: Tensor, arg: Tensor, indices: Tensor, weight: Any, num_src: int
+) -> Tensor:
+    return grad.new_empty(num_src, grad.shape[1])
+
+
+extremum_grad_x = _operator("extremum_grad_x", _fake_extremum_grad_x)
+
+
+def _fake_extremum_grad_weight(grad: Tensor, arg: Tensor, indices: Tensor, x: Tensor) -> Tensor:
+    return grad.new_empty(indices.shape[0])
+
+
+extremum_grad_weight = _operator("extremum_grad_weight", _fake_extremum_grad_weight)
+
+
+def _keep_extremum(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    _, indices, x, weight, _ = inputs
+    ctx.mark_non_differentiable(output[1])
+    ctx.num_src = x.shape[0]
+    x = x if ctx.needs_input_grad[3] else None
+    ctx.save_for_backward(output[1], indices, x, weight)
+
+
+def _extremum_backward(ctx: Any, grad: Tensor, _: Any) -> tuple[Tensor | None, ...]:
+    arg, indices, x, weight = ctx.saved_tensors
+    grad = grad.contiguous()
+    dx = dw = None
+    if ctx.needs_input_grad[2]:
+        dx = extremum_grad_x(grad, arg, indices, weight, ctx.num_src)
+    if ctx.needs_input_grad[3]:
+        grad = grad.to(torch.promote_types(grad.dtype, weight.dtype))
+        dw = extremum_grad_weight(grad, arg, indices, x).to(weight.dtype)
+    return None, None, dx, dw, None
+
+
+spmm_extremum.register_autograd(_extremum_backward, setup_context=_keep_extremum)
+
+
+# sddmm: s_e = a_dst(e) . b_src(e), so da is spmm of b weighted by ds, and db the same, transposed.
+
+
+def _fake_sddmm(indptr: Tensor, indices: Tensor, x_dst: Tensor, x_src: Tensor, *_: Any) -> Tensor:
+    dtype = torch.promote_types(x_dst.dtype, x_src.dtype)
+    return x_dst.new_empty(indices.shape[0], dtype=dtype)
+
+
+sddmm = _operator("sddmm", _fake_sddmm)
+
+
+def _keep_sddmm(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    ctx.save_for_backward(*inputs)
+
+
+def _sddmm_backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    indptr, indices, x_dst, x_src, *parts = ctx.saved_tensors
+    grad = grad.contiguous()
+    d_dst = d_src = None
+    if ctx.needs_input_grad[2]:
+        d_dst = spmm(indptr, indices, x_src, grad, "sum", *parts).to(x_dst.dtype)
+    if ctx.needs_input_grad[3]:
+        t_indptr, t_indices, edge = _transposed(indptr, indices, x_src.shape[0], parts)
+        w = grad.index_select(0, edge)
+        d_src = spmm(t_indptr, t_indices, x_dst, w, "sum", None, None, None).to(x_src.dtype)
+    return None, None, d_dst, d_src, None, None, None
+
+
+sddmm.register_autograd(_sddmm_backward, setup_context=_keep_sddmm)
+
+
+# dropout: y = x m / (1 - p), and so is its gradient, with the same mask.
+
+
+def _fake_dropout(x: Tensor, row_id: Tensor, p: float, key: list[int]) -> Tensor:
+    return torch.empty_like(x)
+
+
+dropout = _operator("dropout", _fake_dropout)
+
+
+def _keep_dropout(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    _, row_id, ctx.p, ctx.key = inputs
+    ctx.save_for_backward(row_id)
+
+
+def _dropout_backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    (row_id,) = ctx.saved_tensors
+    return dropout(grad.contiguous(), row_id, ctx.p, ctx.key), None, None, None
+
+
+dropout.register_autograd(_dropout_backward, setup_context=_keep_dropout)
+
+
+def _transposed(
+    indptr: Tensor, indices: Tensor, num_src: int, parts: list[Tensor | None]
+) -> tuple[Any, Any, Any]:
+    """Give the transpose that came with the call, or build one."""
+    if parts[0] is None:
+        parts = list(transpose(indptr, indices, num_src))
+    return parts[0], parts[1], parts[2]
