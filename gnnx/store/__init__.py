@@ -1,0 +1,24 @@
+"""A data set on disk: the format, the writer, the read engine, graph and features."""
+
+from gnnx.store.dataset import Dataset, open
+from gnnx.store.engine import ReadEngine
+from gnnx.store.features import DiskFeatures, FeatureStore, Pending
+from gnnx.store.manifest import Manifest
+from gnnx.store.topology import GraphStore
+from gnnx.store.verify import Problem, verify
+from gnnx.store.writer import ArrayWriter, DatasetWriter
+
+__all__ = [
+    "ArrayWriter",
+    "Dataset",
+    "DatasetWriter",
+    "DiskFeatures",
+    "FeatureStore",
+    "GraphStore",
+    "Manifest",
+    "Pending",
+    "Problem",
+    "ReadEngine",
+    "open",
+    "verify",
+]

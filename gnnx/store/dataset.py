@@ -1,0 +1,280 @@
+"""A data set on disk, opened read-only in memory that does not depend on its size.
+
+Letters: N nodes, E edges, F feature width.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Self, TypeVar
+
+from gnnx.errors import DataError, UsageError
+from gnnx.memory import Budget, Ledger, format_bytes
+from gnnx.store.engine import ReadEngine
+from gnnx.store.features import DiskFeatures
+from gnnx.store.manifest import (
+    HEADER_BYTES,
+    MANIFEST,
+    ArrayEntry,
+    EdgeType,
+    Manifest,
+    edges_folder,
+)
+from gnnx.store.topology import GraphStore
+
+if TYPE_CHECKING:
+    import torch
+
+T = TypeVar("T")
+
+
+class Dataset:
+    """A folder of arrays, opened read-only by `open`; a context manager.
+
+    A graph with one node type and one edge type is the special case that `graph`, `features`,
+    `labels` and `split` are for; `array` reads any array by its name.
+
+    Parameters
+    ----------
+    path : Path
+        The folder; it may be moved while it is not open.
+    ledger : Ledger
+        Where all buffers of the run come from.
+    io_threads : int
+        Reader threads.
+
+    Attributes
+    ----------
+    path : Path
+        The folder.
+    manifest : Manifest
+        What it holds.
+    ledger : Ledger
+        As given.
+    io : ReadEngine
+        Its readers, with counters of all that was read.
+    """
+
+    def __init__(self, path: Path, ledger: Ledger, *, io_threads: int = 16) -> None:
+        self.path, self.ledger = path, ledger
+        self.manifest = _checked_manifest(path)
+        self.io = ReadEngine(ledger, io_threads)
+        self._arrays: dict[str, DiskFeatures] = {}
+        self._graphs: dict[EdgeType, GraphStore] = {}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_exc: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Stop the readers and close the files; reads in flight fail.
+
+        Raises
+        ------
+        RunError
+            The disk does not answer, so that a reader cannot be stopped.
+        """
+        self.io.close()
+        for array in self._arrays.values():
+            array.file.close()
+
+    def __repr__(self) -> str:
+        size = format_bytes(sum(entry.num_bytes for entry in self.manifest.arrays.values()))
+        nodes = ", ".join(f"{kind.count} {name}" for name, kind in self.manifest.nodes.items())
+        edges = ", ".join(f"{n} {'-'.join(kind)}" for kind, n in self.manifest.edges.items())
+        return f"Dataset({self.path.name}: nodes {nodes}; edges {edges}; {size})"
+
+    @property
+    def fingerprint(self) -> str:
+        """SHA-256 in hexadecimal: equal for data sets with the same data."""
+        return self.manifest.fingerprint
+
+    @property
+    def node_types(self) -> list[str]:
+        """Names of the node types."""
+        return list(self.manifest.nodes)
+
+    @property
+    def edge_types(self) -> list[EdgeType]:
+        """Edge types, (source type, relation, destination type)."""
+        return list(self.manifest.edges)
+
+    @property
+    def num_nodes(self) -> int:
+        """N, of the only node type."""
+        return self.manifest.nodes[self._node_type()].count
+
+    @property
+    def num_edges(self) -> int:
+        """E, of the only edge type."""
+        return self.manifest.edges[self._edge_type()]
+
+    @property
+    def num_features(self) -> int:
+        """F; 0 without features."""
+        entry = self.manifest.arrays.get(f"nodes/{self._node_type()}/x")
+        return entry.shape[1] if entry else 0
+
+    @property
+    def num_classes(self) -> int:
+        """Classes of the labels; 0 without labels."""
+        return self.manifest.nodes[self._node_type()].num_classes
+
+    @property
+    def feature_dtype(self) -> torch.dtype:
+        """Of the features."""
+        return self.features.dtype
+
+    @property
+    def graph(self) -> GraphStore:
+        """In-edges of the only edge type."""
+        edge_type = self._edge_type()
+        if edge_type not in self._graphs:
+            folder = edges_folder(edge_type)
+            self._graphs[edge_type] = GraphStore(
+                self.array(f"{folder}/indptr"),
+                self.array(f"{folder}/indices"),
+                self._array_or_ids(f"{folder}/loops"),
+                self.io,
+                self.ledger,
+            )
+        return self._graphs[edge_type]
+
+    @property
+    def features(self) -> DiskFeatures:
+        """Features of the only node type, rows (F,)."""
+        return self.array(f"nodes/{self._node_type()}/x")
+
+    @property
+    def labels(self) -> DiskFeatures | None:
+        """Labels of the only node type, rows (): a class, or -1 where a node has none."""
+        name = f"nodes/{self._node_type()}/y"
+        return self.array(name) if name in self.manifest.arrays else None
+
+    def split(self, name: str) -> DiskFeatures:
+        """Ids of the nodes of a split, ascending.
+
+        Parameters
+        ----------
+        name : str
+            ``"train"``, ``"val"`` or ``"test"``.
+
+        Returns
+        -------
+        DiskFeatures
+            Rows () int64; none where the data set has no such split.
+        """
+        return self._array_or_ids(f"nodes/{self._node_type()}/{name}")
+
+    def array(self, name: str) -> DiskFeatures:
+        """Any array, row by row.
+
+        Parameters
+        ----------
+        name : str
+            As the manifest has it, such as ``"nodes/paper/x"``.
+
+        Returns
+        -------
+        DiskFeatures
+            The same object at every call.
+
+        Raises
+        ------
+        DataError
+            There is no such array.
+        """
+        if name not in self.manifest.arrays:
+            raise DataError(f"{self.path / name}.npy: not in the data set", "Prepare it with it.")
+        return self._open_array(name, self.manifest.arrays[name])
+
+    def _array_or_ids(self, name: str) -> DiskFeatures:
+        """Open an array of ids, which is empty where it was not written."""
+        entry = self.manifest.arrays.get(name, ArrayEntry((0,), "int64", 0))
+        return self._open_array(name, entry)
+
+    def _open_array(self, name: str, entry: ArrayEntry) -> DiskFeatures:
+        if name not in self._arrays:
+            path = self.path / f"{name}.npy"
+            # whoever comes first: two threads get the same object
+            made = DiskFeatures(path, entry, self.io, self.ledger)
+            self._arrays.setdefault(name, made)
+        return self._arrays[name]
+
+    def _node_type(self) -> str:
+        return self._only(self.node_types, "node")
+
+    def _edge_type(self) -> EdgeType:
+        return self._only(self.edge_types, "edge")
+
+    def _only(self, kinds: list[T], what: str) -> T:
+        if len(kinds) != 1:
+            raise UsageError(
+                f"{self.path} has {len(kinds)} {what} types, not one",
+                "Name the arrays that you want with Dataset.array.",
+            )
+        return kinds[0]
+
+
+def open(
+    path: Path | str,
+    *,
+    memory: str | int | None = None,
+    device_memory: str | int | None = None,
+    io_threads: int = 16,
+) -> Dataset:
+    """Open a data set: reads the manifest and the files' sizes, and nothing else.
+
+    Parameters
+    ----------
+    path : Path
+        Its folder.
+    memory : str or int, optional
+        Budget of the HOST tier, such as ``"4GiB"``; default: 80 % of what is free.
+    device_memory : str or int, optional
+        Budget of the DEVICE tier; default: no limit.
+    io_threads : int
+        Threads that read from the disk.
+
+    Returns
+    -------
+    Dataset
+        Whose ledger keeps the budget.
+
+    Raises
+    ------
+    DataError
+        The folder is no complete data set, or a file has another size than the manifest says.
+    UsageError
+        An argument is wrong.
+    """
+    if io_threads < 1:
+        raise UsageError(f"{io_threads} reader threads", "Give at least 1.")
+    ledger = Ledger(Budget.parse(memory, device_memory))
+    return Dataset(Path(path), ledger, io_threads=io_threads)
+
+
+def _checked_manifest(path: Path) -> Manifest:
+    """Load the manifest and hold the sizes of all files against it."""
+    file = path / MANIFEST
+    if not file.is_file():
+        if path.with_name(f".{path.name}.partial").exists():
+            raise DataError(f"{path}: its preparation has not ended", "Prepare it again.")
+        if not path.exists():
+            raise DataError(f"{path}: no such folder", "Give the folder of a data set.")
+        raise DataError(f"{path}: not a gnnx data set: no {MANIFEST}", "Prepare it first.")
+    manifest = Manifest.load(file)
+    for name, entry in manifest.arrays.items():
+        array = path / f"{name}.npy"
+        try:
+            found = array.stat().st_size - HEADER_BYTES
+        except FileNotFoundError:
+            raise DataError(f"{array}: missing", "Restore it, or prepare it again.") from None
+        if found != entry.num_bytes:
+            raise DataError(
+                f"{array}: {entry.num_bytes} bytes expected, {max(0, found)} found",
+                "Restore the file, or prepare the data set again.",
+            )
+    return manifest

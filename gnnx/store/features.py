@@ -1,0 +1,304 @@
+"""Rows of node features: the interface of every tier that has them, and the tier that is the disk.
+
+Letters: N nodes, R rows asked, F feature width.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
+import torch
+
+from gnnx.errors import DataError, UsageError
+from gnnx.memory import Tier
+from gnnx.store._kernels import check_ids
+from gnnx.store.engine import LARGEST_RUN, WAIT_S, DataFile, Layout
+from gnnx.store.manifest import HEADER_BYTES
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from numpy.typing import NDArray
+
+    from gnnx.memory import Ledger
+    from gnnx.store.engine import Job, ReadEngine
+    from gnnx.store.manifest import ArrayEntry
+
+
+class Pending:
+    """Rows on their way.
+
+    Parameters
+    ----------
+    out : Tensor
+        Where they go.
+    job : Job, optional
+        What brings them; none where they are there.
+    """
+
+    def __init__(self, out: torch.Tensor, job: Job | None = None) -> None:
+        self._out, self._job = out, job
+
+    def done(self) -> bool:
+        """Whether `wait` would not wait."""
+        return self._job is None or self._job.done()
+
+    def wait(self, timeout_s: float = WAIT_S) -> torch.Tensor:
+        """Give the rows when all are there.
+
+        Parameters
+        ----------
+        timeout_s : float
+            Time limit in seconds.
+
+        Returns
+        -------
+        Tensor
+            The whole of `out`.
+
+        Raises
+        ------
+        DataError
+            The file is shorter than it was when it was opened.
+        RunError
+            A read failed, or time is up. Says which file.
+        """
+        if self._job is not None:
+            self._job.wait(timeout_s)
+        return self._out
+
+
+class FeatureStore(Protocol):
+    """N rows of one shape and dtype, wherever they live; tiers stack by wrapping one another."""
+
+    @property
+    def num_rows(self) -> int:
+        """N."""
+
+    @property
+    def row_shape(self) -> tuple[int, ...]:
+        """Shape of a row: (F,) for features, () for labels and ids."""
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of the elements."""
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of a row."""
+
+    def fetch(
+        self,
+        rows: NDArray[np.int64],
+        out: torch.Tensor | None = None,
+        slots: NDArray[np.int64] | None = None,
+    ) -> Pending:
+        """Begin to bring rows: ``out[slots[i]] = row rows[i]``; returns before they are there.
+
+        Parameters
+        ----------
+        rows : ndarray, (R,) int64
+            In any order, duplicates allowed; unchanged until the wait is over.
+        out : Tensor, (≥ R, ...), optional
+            Contiguous, on the CPU; made, 64-byte aligned, where it is not given.
+        slots : ndarray, (R,) int64, optional
+            Default: 0, 1, 2, …; slots that are not named keep what they hold.
+
+        Returns
+        -------
+        Pending
+            Whose `wait` gives `out`.
+        """
+
+    def read(
+        self,
+        rows: NDArray[np.int64],
+        out: torch.Tensor | None = None,
+        slots: NDArray[np.int64] | None = None,
+    ) -> torch.Tensor:
+        """``fetch(rows, out, slots).wait()``."""
+        return self.fetch(rows, out, slots).wait()
+
+
+class DiskFeatures(FeatureStore):
+    """One array of a data set, read row by row; made by `Dataset`.
+
+    Parameters
+    ----------
+    path : Path
+        The .npy file; not touched where there are no rows.
+    entry : ArrayEntry
+        Shape and dtype.
+    engine : ReadEngine
+        Who reads.
+    ledger : Ledger
+        Rows without an `out` come from here (HOST, owner ``"fetch"``).
+
+    Attributes
+    ----------
+    path : Path
+        The .npy file.
+    entry : ArrayEntry
+        Shape and dtype.
+    file : DataFile
+        Counts rows, reads and bytes.
+    """
+
+    def __init__(self, path: Path, entry: ArrayEntry, engine: ReadEngine, ledger: Ledger) -> None:
+        self.path, self.entry = path, entry
+        self.file = DataFile(path)
+        self._engine, self._ledger = engine, ledger
+        self._end = HEADER_BYTES + entry.num_bytes
+
+    @property
+    def num_rows(self) -> int:  # noqa: D102 - the protocol's
+        return self.entry.shape[0]
+
+    @property
+    def row_shape(self) -> tuple[int, ...]:  # noqa: D102
+        return self.entry.shape[1:]
+
+    @property
+    def dtype(self) -> torch.dtype:  # noqa: D102
+        dtype: torch.dtype = getattr(torch, self.entry.dtype)
+        return dtype
+
+    @property
+    def row_bytes(self) -> int:  # noqa: D102
+        return math.prod(self.row_shape) * self.dtype.itemsize
+
+    def fetch(
+        self,
+        rows: NDArray[np.int64],
+        out: torch.Tensor | None = None,
+        slots: NDArray[np.int64] | None = None,
+    ) -> Pending:
+        """As `FeatureStore.fetch`.
+
+        Parameters
+        ----------
+        rows, out, slots
+            As there.
+
+        Returns
+        -------
+        Pending
+            As there.
+
+        Raises
+        ------
+        DataError
+            A row is outside the N rows.
+        UsageError
+            `out` or `slots` do not fit the rows.
+        BudgetError
+            There is no room for `out` or for the sorted request.
+        """
+        rows = np.ascontiguousarray(rows, np.int64)
+        bad, ascending = check_ids(rows, self.num_rows)
+        if bad >= 0:
+            raise DataError(
+                f"{self.path}: row {rows[bad]} asked for, there are {self.num_rows} rows",
+                f"Ids run from 0 to {self.num_rows - 1}.",
+            )
+        if out is None:
+            out = self._empty(len(rows) if slots is None else int(slots.max(initial=-1)) + 1)
+        self._check_out(out)
+        if slots is not None:
+            slots = np.ascontiguousarray(slots, np.int64)
+            if len(slots) != len(rows) or check_ids(slots, len(out))[0] >= 0:
+                raise UsageError(
+                    f"{self.path}: slots for {len(rows)} rows in {len(out)} places do not fit",
+                    "Give a slot below the length of out for every row.",
+                )
+        elif len(out) < len(rows):
+            raise UsageError(
+                f"{self.path}: {len(rows)} rows do not fit in {len(out)} places",
+                "Give a larger out.",
+            )
+        if len(rows) == 0 or self.row_bytes == 0:
+            return Pending(out)
+        job = self._engine.submit(
+            self.file,
+            Layout(HEADER_BYTES, self.row_bytes, self.row_bytes, self._end),
+            rows,
+            size=None if ascending else self.num_rows,
+            num_rows=len(rows),
+            slots=slots,
+            out=_bytes(out),
+        )
+        return Pending(out, job)
+
+    def fetch_range(self, begin: int, end: int, out: torch.Tensor | None = None) -> Pending:
+        """Begin to bring rows ``begin:end`` by large reads, for passes over the whole array.
+
+        Parameters
+        ----------
+        begin, end : int
+            0 ≤ begin ≤ end ≤ N.
+        out : Tensor, (≥ end - begin, ...), optional
+            As for `fetch`.
+
+        Returns
+        -------
+        Pending
+            As of `fetch`.
+
+        Raises
+        ------
+        DataError
+            The range is not inside the array.
+        UsageError
+            `out` does not fit the rows.
+        """
+        if not 0 <= begin <= end <= self.num_rows:
+            raise DataError(
+                f"{self.path}: rows {begin} to {end} asked for, there are {self.num_rows} rows",
+                "Give a range inside the array.",
+            )
+        if out is None:
+            out = self._empty(end - begin)
+        self._check_out(out)
+        if len(out) < end - begin:
+            raise UsageError(
+                f"{self.path}: {end - begin} rows do not fit in {len(out)} places",
+                "Give a larger out.",
+            )
+        if begin == end or self.row_bytes == 0:
+            return Pending(out)
+        base, stop = (HEADER_BYTES + row * self.row_bytes for row in (begin, end))
+        # the range is read as a table of its own, whose rows are as long as a read
+        pieces = np.arange(-(-(stop - base) // LARGEST_RUN))
+        job = self._engine.submit(
+            self.file,
+            Layout(base, LARGEST_RUN, LARGEST_RUN, stop),
+            pieces,
+            size=None,
+            num_rows=end - begin,
+            slots=None,
+            out=_bytes(out),
+        )
+        return Pending(out, job)
+
+    def read_range(self, begin: int, end: int, out: torch.Tensor | None = None) -> torch.Tensor:
+        """``fetch_range(begin, end, out).wait()``."""
+        return self.fetch_range(begin, end, out).wait()
+
+    def _empty(self, num_rows: int) -> torch.Tensor:
+        return self._ledger.tensor((num_rows, *self.row_shape), self.dtype, Tier.HOST, "fetch")
+
+    def _check_out(self, out: torch.Tensor) -> None:
+        fits = out.dtype == self.dtype and tuple(out.shape[1:]) == self.row_shape
+        if not (fits and out.dim() > 0 and out.is_contiguous() and out.device.type == "cpu"):
+            raise UsageError(
+                f"{self.path}: rows of {self.dtype} {self.row_shape} do not go to {out.dtype} "
+                f"{tuple(out.shape)} on {out.device}",
+                "Give a contiguous CPU tensor of the array's dtype and row shape.",
+            )
+
+
+def _bytes(out: torch.Tensor) -> NDArray[np.uint8]:
+    """View the tensor's memory, whatever its dtype."""
+    return out.detach().view(-1).view(torch.uint8).numpy()

@@ -1,0 +1,294 @@
+"""The graph of a data set: in-edges as CSR, read from RAM or from disk with the same results.
+
+Letters: N nodes, E edges, R rows or positions asked. Row d of the CSR lists the sources of d.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import torch
+
+from gnnx.errors import DataError
+from gnnx.memory import Tier
+from gnnx.store import _kernels
+from gnnx.store.engine import WAIT_S, Layout
+from gnnx.store.manifest import HEADER_BYTES
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from numpy.typing import NDArray
+
+    from gnnx.memory import Ledger
+    from gnnx.store.engine import ReadEngine
+    from gnnx.store.features import DiskFeatures, Pending
+
+
+class Rows(NamedTuple):
+    """Consecutive rows of a CSR."""
+
+    first: int
+    """The first row."""
+    indptr: NDArray[np.int64]
+    """Where the rows begin in `indices`, from 0 to its length."""
+    indices: NDArray[Any]
+    """Their sources."""
+
+
+class GraphStore:
+    """In-edges of one edge type; made by `Dataset`.
+
+    Everything is on disk until `pin` keeps it in RAM; results do not depend on it. Arrays come
+    from the ledger (HOST): resident ones under ``"topology"``, results under ``"sampler"``.
+
+    Parameters
+    ----------
+    indptr, indices : DiskFeatures
+        The CSR.
+    loops : DiskFeatures
+        Ids of the nodes that have an edge to themselves, ascending.
+    engine : ReadEngine
+        Who reads.
+    ledger : Ledger
+        Where arrays come from.
+
+    Attributes
+    ----------
+    num_nodes : int
+        N, of destinations.
+    num_edges : int
+        E.
+    ledger : Ledger
+        As given.
+    index_dtype : dtype
+        Of the sources: int32 or int64.
+    """
+
+    def __init__(
+        self,
+        indptr: DiskFeatures,
+        indices: DiskFeatures,
+        loops: DiskFeatures,
+        engine: ReadEngine,
+        ledger: Ledger,
+    ) -> None:
+        self.num_nodes, self.num_edges = indptr.num_rows - 1, indices.num_rows
+        self.index_dtype = np.dtype(indices.entry.dtype)
+        self.ledger = ledger
+        self._indptr, self._indices, self._loops = indptr, indices, loops
+        self._engine = engine
+        self._resident_indptr: NDArray[np.int64] | None = None
+        self._resident_indices: NDArray[Any] | None = None
+        self._loop_bits: NDArray[np.uint8] | None = None
+        self._lock = threading.Lock()
+
+    def __repr__(self) -> str:
+        return f"GraphStore({self.num_nodes} nodes, {self.num_edges} edges)"
+
+    def rows(self, nodes: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Where rows begin, and how long they are.
+
+        Parameters
+        ----------
+        nodes : ndarray, (R,) int64
+            Destinations, in any order.
+
+        Returns
+        -------
+        start, degree : ndarray, (R,) int64
+            The sources of ``nodes[i]`` are at positions ``start[i]`` to ``start[i] + degree[i]``.
+
+        Raises
+        ------
+        DataError
+            A node is outside the N nodes.
+        """
+        ascending = self._check(nodes, self.num_nodes, "node")
+        start = self._empty(len(nodes), np.dtype(np.int64))
+        degree = self._empty(len(nodes), np.dtype(np.int64))
+        if self._resident_indptr is not None:
+            _kernels.spans(self._resident_indptr, nodes, start, degree)
+        elif len(nodes):
+            # two neighbouring entries are one row of 16 bytes, and rows overlap
+            pairs = self._empty(2 * len(nodes), np.dtype(np.int64))
+            layout = Layout(HEADER_BYTES, 8, 16, HEADER_BYTES + 8 * (self.num_nodes + 1))
+            self._engine.submit(
+                self._indptr.file,
+                layout,
+                nodes,
+                size=None if ascending else self.num_nodes,
+                num_rows=len(nodes),
+                slots=None,
+                out=pairs.view(np.uint8),
+            ).wait(WAIT_S)
+            start[:] = pairs[::2]
+            np.subtract(pairs[1::2], start, out=degree)
+        return start, degree
+
+    def take(self, positions: NDArray[np.int64]) -> NDArray[Any]:
+        """Take sources at positions of the CSR.
+
+        Parameters
+        ----------
+        positions : ndarray, (R,) int64
+            In any order, duplicates allowed.
+
+        Returns
+        -------
+        ndarray, (R,) of `index_dtype`
+            ``indices[positions]``.
+
+        Raises
+        ------
+        DataError
+            A position is outside the E edges.
+        """
+        if self._resident_indices is None:
+            out = self._empty(len(positions), self.index_dtype)
+            self._indices.read(positions, torch.from_numpy(out))
+            return out
+        self._check(positions, self.num_edges, "position")
+        out = self._empty(len(positions), self.index_dtype)
+        _kernels.gather(self._resident_indices, positions, out)
+        return out
+
+    def has_loop(self, nodes: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """Which nodes have an edge to themselves.
+
+        The first call reads the ids of those that have into a bitmap of N / 8 bytes.
+
+        Parameters
+        ----------
+        nodes : ndarray, (R,) int64
+            In any order.
+
+        Returns
+        -------
+        ndarray, (R,) bool
+            All false where the data set stores no loops.
+
+        Raises
+        ------
+        DataError
+            A node is outside the N nodes.
+        """
+        self._check(nodes, self.num_nodes, "node")
+        found: NDArray[np.bool_] = self._empty(len(nodes), np.dtype(np.bool_))
+        if self._loops.num_rows in {0, self.num_nodes}:
+            found[:] = self._loops.num_rows > 0
+            return found
+        with self._lock:
+            if self._loop_bits is None:
+                self._loop_bits = self._read_loops()
+        _kernels.get_bits(self._loop_bits, nodes, found)
+        return found
+
+    def _read_loops(self) -> NDArray[np.uint8]:
+        bits = self.ledger.empty(-(-self.num_nodes // 8), np.uint8, Tier.HOST, "topology")
+        bits[:] = 0
+        step = max(1024, len(bits) // 8)  # no more bytes than the bitmap itself
+        for begin in range(0, self._loops.num_rows, step):
+            end = min(begin + step, self._loops.num_rows)
+            ids = self._loops.read_range(begin, end).numpy()
+            self._check(ids, self.num_nodes, "loop of node")
+            _kernels.set_bits(ids, bits)
+        return bits
+
+    def pin(self, limit_bytes: int) -> int:
+        """Keep the CSR in RAM: the row pointers, then the sources, each if it fits as a whole.
+
+        Parameters
+        ----------
+        limit_bytes : int
+            What may be held, arrays that are resident already included.
+
+        Returns
+        -------
+        int
+            Bytes that are held now.
+
+        Raises
+        ------
+        BudgetError
+            HOST has less room than the limit promises.
+        """
+        with self._lock:
+            held = 0
+            if self._indptr.entry.num_bytes <= limit_bytes:
+                held = self._indptr.entry.num_bytes
+                if self._resident_indptr is None:
+                    self._resident_indptr = self._load(self._indptr)
+            if held and held + self._indices.entry.num_bytes <= limit_bytes:
+                held += self._indices.entry.num_bytes
+                if self._resident_indices is None:
+                    self._resident_indices = self._load(self._indices)
+        return held
+
+    def _load(self, array: DiskFeatures) -> NDArray[Any]:
+        dtype = np.dtype(array.entry.dtype)
+        values = self.ledger.empty(array.num_rows, dtype, Tier.HOST, "topology")
+        array.read_range(0, array.num_rows, torch.from_numpy(values))
+        return values
+
+    def iter_rows(
+        self, begin: int = 0, end: int | None = None, max_edges: int = 1 << 18
+    ) -> Iterator[Rows]:
+        """Consecutive rows, in order, for passes over the whole graph; one piece is read ahead.
+
+        Parameters
+        ----------
+        begin, end : int
+            Rows ``begin:end``; by default all.
+        max_edges : int
+            Most edges, and most rows, of a piece; a row with more edges is a piece of its own.
+
+        Yields
+        ------
+        Rows
+            Together all rows, none twice.
+
+        Raises
+        ------
+        DataError
+            The range is not inside the graph.
+        """
+        end = self.num_nodes if end is None else end
+        if not 0 <= begin <= end <= self.num_nodes:
+            raise DataError(
+                f"rows {begin} to {end} asked for, there are {self.num_nodes}",
+                "Give a range inside the graph.",
+            )
+        ahead: tuple[int, NDArray[np.int64], Pending] | None = None
+        row = begin
+        while row < end or ahead is not None:
+            now, ahead = ahead, None
+            if row < end:
+                indptr = self._indptr_range(row, min(end, row + max_edges) + 1)
+                count = int(np.searchsorted(indptr, indptr[0] + max_edges, side="right")) - 1
+                count = max(1, min(count, len(indptr) - 1))
+                indptr = indptr[: count + 1]
+                edges = self._indices.fetch_range(int(indptr[0]), int(indptr[-1]))
+                ahead = row, indptr, edges
+                row += count
+            if now is not None:
+                first, indptr, edges = now
+                indptr -= indptr[0]
+                yield Rows(first, indptr, edges.wait().numpy())
+
+    def _indptr_range(self, begin: int, end: int) -> NDArray[np.int64]:
+        """Entries of indptr, a copy."""
+        return self._indptr.read_range(begin, end).numpy()
+
+    def _check(self, ids: NDArray[np.int64], size: int, what: str) -> bool:
+        bad, ascending = _kernels.check_ids(ids, size)
+        if bad >= 0:
+            raise DataError(
+                f"{what} {ids[bad]} asked for, there are {size}", f"They run from 0 to {size - 1}."
+            )
+        return bool(ascending)
+
+    def _empty(self, size: int, dtype: np.dtype[Any]) -> NDArray[Any]:
+        return self.ledger.empty(size, dtype, Tier.HOST, "sampler")

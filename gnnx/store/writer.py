@@ -1,0 +1,388 @@
+"""Writing a data set: into a temporary folder, under a lock, checksummed on the way, renamed last.
+
+Letters: N nodes, E edges, F feature width.
+"""
+
+from __future__ import annotations
+
+import array
+import ctypes
+import errno
+import fcntl
+import os
+import shutil
+import zlib
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
+
+from gnnx.errors import GnnxError, ResourceError, RunError, UsageError
+from gnnx.memory import Tier
+from gnnx.store.manifest import (
+    HEADER_BYTES,
+    MANIFEST,
+    PAGE_BYTES,
+    ArrayEntry,
+    EdgeType,
+    Manifest,
+    NodeType,
+    check_name,
+    disk_dtype,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from numpy.typing import NDArray
+
+    from gnnx.memory import Ledger
+
+_libc = ctypes.CDLL(None, use_errno=True)
+_START, _FINISH = 2, 7  # sync_file_range: begin to write; wait, write, wait
+_LARGEST_WINDOW, _SMALLEST_WINDOW = 8 << 20, 256 << 10
+
+
+class ArrayWriter:
+    """One array of a data set, appended to in pieces; made by `DatasetWriter.array`.
+
+    The kernel may hold two windows of unwritten bytes, which are charged to the HOST tier: a
+    window is written back while the next one fills and then leaves the page cache, so that a large
+    array never fills a memory cgroup with dirty pages.
+    """
+
+    def __init__(
+        self, path: Path, shape: tuple[int | None, ...], dtype: str, ledger: Ledger
+    ) -> None:
+        self.path = path
+        self.dtype = disk_dtype(dtype)
+        self.num_rows = 0
+        self._logical, self._shape = dtype, shape
+        self._at = HEADER_BYTES
+        self._crc, self._crcs = 0, array.array("I")
+        limit = ledger.budget.limit(Tier.HOST)
+        share = _LARGEST_WINDOW if limit is None else limit // 64
+        self._window = min(_LARGEST_WINDOW, max(_SMALLEST_WINDOW, share))
+        self._held = ledger.reserve(2 * self._window, Tier.HOST, "write window")
+        self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666)
+
+    def append(self, rows: NDArray[Any]) -> None:
+        """Write rows after those that are there.
+
+        Parameters
+        ----------
+        rows : ndarray, (R, ...)
+            C-contiguous, of the array's dtype (bfloat16: uint16) and row shape.
+
+        Raises
+        ------
+        UsageError
+            The rows are of another dtype or shape, not contiguous, or too many.
+        ResourceError
+            The disk is full.
+        """
+        self._check(rows)
+        self.num_rows += len(rows)
+        if rows.nbytes == 0:
+            return
+        data = memoryview(rows).cast("B")  # type: ignore[arg-type]
+        done = 0
+        while done < len(data):
+            filled = (self._at - HEADER_BYTES) % PAGE_BYTES
+            room = min(PAGE_BYTES - filled, self._window - self._at % self._window)
+            piece = data[done : done + room]
+            self._crc = zlib.crc32(piece, self._crc)
+            _write(self._fd, piece, self._at, self.path)
+            self._at += len(piece)
+            done += len(piece)
+            if filled + len(piece) == PAGE_BYTES:
+                self._close_page()
+            if self._at % self._window == 0:
+                self._write_back()
+
+    def _check(self, rows: NDArray[Any]) -> None:
+        if rows.dtype != self.dtype or rows.shape[1:] != self._shape[1:]:
+            raise UsageError(
+                f"{self.path.name}: rows of {rows.dtype}{rows.shape[1:]} "
+                f"for {self.dtype}{self._shape[1:]}",
+                "Convert them first.",
+            )
+        if not rows.flags.c_contiguous:
+            raise UsageError(f"{self.path.name}: rows are not contiguous", "Copy them first.")
+        if self._shape[0] is not None and self.num_rows + len(rows) > self._shape[0]:
+            raise UsageError(
+                f"{self.path.name}: {self._shape[0]} rows expected, "
+                f"{self.num_rows + len(rows)} found",
+                "Declare as many rows as are written.",
+            )
+
+    def _close_page(self) -> None:
+        self._crcs.append(self._crc)
+        self._crc = 0
+
+    def _write_back(self) -> None:
+        """Start to write the window that ends here; wait for the one before and forget it."""
+        start = self._at - self._window
+        _sync_range(self._fd, start, self._window, _START)
+        before = start - self._window
+        if before >= 0:
+            _sync_range(self._fd, before, self._window, _FINISH)
+            os.posix_fadvise(self._fd, before, self._window, os.POSIX_FADV_DONTNEED)
+
+    def finish(self) -> ArrayEntry:
+        """Complete the file and its checksums on disk.
+
+        Returns
+        -------
+        ArrayEntry
+            For the manifest.
+
+        Raises
+        ------
+        RunError
+            Fewer rows were written than declared.
+        """
+        if self._shape[0] not in {None, self.num_rows}:
+            raise RunError(
+                f"{self.path.name}: {self._shape[0]} rows expected, {self.num_rows} found",
+                "Write all rows before the data set is committed.",
+            )
+        if (self._at - HEADER_BYTES) % PAGE_BYTES:
+            self._close_page()
+        sums = b"".join(crc.to_bytes(4, "little") for crc in self._crcs)
+        shape = (self.num_rows, *(size for size in self._shape[1:] if size is not None))
+        entry = ArrayEntry(shape, self._logical, zlib.crc32(sums))
+        _write(self._fd, memoryview(entry.header()), 0, self.path)
+        os.fsync(self._fd)
+        os.posix_fadvise(self._fd, 0, 0, os.POSIX_FADV_DONTNEED)
+        self.close()
+        _write_file(self.path.with_suffix(".crc"), sums)
+        return entry
+
+    def close(self) -> None:
+        """Release the file and its windows; a second call does nothing."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+            self._held.release()
+
+
+class DatasetWriter:
+    """Writes a data set; a context manager that commits on leaving, or removes all on an error.
+
+    Everything goes to the folder ``.<name>.partial`` beside `out` and gets its name when it is
+    complete. Whoever holds the lock file ``.<name>.lock`` may write; the lock dies with its
+    process, and what a dead process left is removed.
+
+    Parameters
+    ----------
+    out : Path
+        Folder to make.
+    overwrite : bool
+        Replace a data set that is there already, when the new one is complete.
+    ledger : Ledger
+        Charged for bytes on their way to the disk.
+
+    Raises
+    ------
+    UsageError
+        `out` exists, or is not a data set that could be replaced.
+    ResourceError
+        Another process is writing it, or the disk is full.
+    """
+
+    def __init__(self, out: Path | str, *, overwrite: bool = False, ledger: Ledger) -> None:
+        self.out = Path(out)
+        self.partial = self.out.with_name(f".{self.out.name}.partial")
+        self._old = self.out.with_name(f".{self.out.name}.old")
+        self._overwrite, self._ledger = overwrite, ledger
+        self._lock: _Lock | None = None
+        self._writers: dict[str, ArrayWriter] = {}
+        self._nodes: dict[str, NodeType] = {}
+        self._edges: dict[EdgeType, int] = {}
+        self._report: dict[str, int] = {}
+
+    def __enter__(self) -> Self:
+        self.out.parent.mkdir(parents=True, exist_ok=True)
+        self._lock = _Lock(self.out.with_name(f".{self.out.name}.lock"), self.out)
+        try:
+            if self._old.exists():  # a process died between the two renames of `commit`
+                if self.out.exists():
+                    shutil.rmtree(self._old)
+                else:
+                    self._old.rename(self.out)
+            self._check_out()
+            shutil.rmtree(self.partial, ignore_errors=True)
+            self.partial.mkdir()
+        except BaseException:
+            self._lock.release()
+            raise
+        return self
+
+    def __exit__(self, kind: object, *_exc: object) -> None:
+        try:
+            if kind is None:
+                self.commit()
+        finally:
+            for writer in self._writers.values():
+                writer.close()
+            if self._lock is not None:
+                shutil.rmtree(self.partial, ignore_errors=True)
+                self._lock.release()
+                self._lock = None
+
+    def _check_out(self) -> None:
+        if not self.out.exists() or (self.out.is_dir() and not any(self.out.iterdir())):
+            return
+        if not self._overwrite:
+            raise UsageError(f"{self.out} exists already", "Give another name, or overwrite it.")
+        if not (self.out / MANIFEST).is_file():
+            raise UsageError(
+                f"{self.out} is not a gnnx data set, so it is not overwritten", "Give another name."
+            )
+
+    def nodes(self, name: str, count: int, *, num_classes: int = 0) -> None:
+        """Declare a node type: N nodes, with labels of so many classes."""
+        self._nodes[check_name(name)] = NodeType(count, num_classes)
+
+    def edges(self, edge_type: EdgeType, count: int) -> None:
+        """Declare an edge type, (source type, relation, destination type), with E edges."""
+        for name in edge_type:
+            check_name(name)
+        self._edges[edge_type] = count
+
+    def report(self, counts: Mapping[str, int]) -> None:
+        """Add counts to the manifest that a user may want to see, such as of dropped edges."""
+        self._report.update(counts)
+
+    def array(self, name: str, shape: tuple[int | None, ...], dtype: str) -> ArrayWriter:
+        """Begin an array.
+
+        Parameters
+        ----------
+        name : str
+            Such as ``"nodes/node/x"``.
+        shape : tuple of int
+            Rows first, None where their number is known only at the end.
+        dtype : str
+            Logical dtype; bfloat16 is appended as uint16.
+
+        Returns
+        -------
+        ArrayWriter
+            To append to, in order; several may be open at once.
+
+        Raises
+        ------
+        UsageError
+            The name or dtype cannot be, or the array has been begun already.
+        ResourceError
+            The disk has not that much room.
+        """
+        if name in self._writers:
+            raise UsageError(f"{name} is written twice", "Begin each array once.")
+        path = self.partial / f"{check_name(name)}.npy"
+        entry = ArrayEntry(tuple(size or 0 for size in shape), dtype, 0)
+        free = shutil.disk_usage(self.partial).free
+        if entry.num_bytes > free:
+            raise ResourceError(
+                f"{self.out / name}.npy: {entry.num_bytes} bytes to write, {free} free",
+                "Free some space, or write elsewhere.",
+            )
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._writers[name] = ArrayWriter(path, shape, dtype, self._ledger)
+        return self._writers[name]
+
+    def commit(self) -> None:
+        """Complete the data set on disk and give it its name; a second call does nothing.
+
+        Raises
+        ------
+        RunError
+            An array has fewer rows than declared.
+        DataError
+            Arrays and counts of nodes and edges disagree.
+        """
+        if not self.partial.exists():
+            return
+        arrays = {name: writer.finish() for name, writer in self._writers.items()}
+        manifest = Manifest(self._nodes, self._edges, arrays, self._report)
+        manifest.check()
+        _write_file(self.partial / MANIFEST, manifest.dump().encode())
+        for folder, _, _ in os.walk(self.partial, topdown=False):
+            _sync_folder(Path(folder))
+        if self.out.exists():
+            self.out.rename(self._old)
+        self.partial.rename(self.out)
+        shutil.rmtree(self._old, ignore_errors=True)
+        _sync_folder(self.out.parent)
+
+
+class _Lock:
+    """Exclusive right to write an output, held through a lock file until released or dead."""
+
+    def __init__(self, path: Path, out: Path) -> None:
+        self._path = path
+        while True:
+            self._fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+            try:
+                fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                holder = os.read(self._fd, 32).decode() or "unknown"
+                os.close(self._fd)
+                raise ResourceError(
+                    f"{out}: locked: process {holder} is writing it",
+                    "Wait for it to end, or give another name.",
+                ) from None
+            if self._is_current():
+                break
+            os.close(self._fd)  # its last holder removed the file before we locked it
+        os.ftruncate(self._fd, 0)
+        os.pwrite(self._fd, str(os.getpid()).encode(), 0)
+
+    def _is_current(self) -> bool:
+        try:
+            return os.path.samestat(os.fstat(self._fd), self._path.stat())
+        except FileNotFoundError:
+            return False
+
+    def release(self) -> None:
+        self._path.unlink(missing_ok=True)
+        os.close(self._fd)
+
+
+def _write(fd: int, data: memoryview, at: int, path: Path) -> None:
+    """Write all of the data at an offset."""
+    while data:
+        try:
+            written = os.pwrite(fd, data, at)
+        except OSError as error:
+            raise _write_error(error, path, len(data), at) from error
+        data, at = data[written:], at + written
+
+
+def _write_error(error: OSError, path: Path, size: int, at: int) -> GnnxError:
+    cause = f"{path}: {error.strerror} writing {size} bytes at byte {at}"
+    if error.errno in {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}:
+        return ResourceError(cause, "Free some space, or write elsewhere.")
+    return RunError(cause, "Check the disk.")
+
+
+def _write_file(path: Path, data: bytes) -> None:
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
+    try:
+        _write(fd, memoryview(data), 0, path)
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def _sync_folder(path: Path) -> None:
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def _sync_range(fd: int, start: int, size: int, flags: int) -> None:
+    """Advice: an error shows again in fsync, which decides."""
+    _libc.sync_file_range(fd, ctypes.c_int64(start), ctypes.c_int64(size), ctypes.c_uint(flags))
