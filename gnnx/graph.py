@@ -36,10 +36,10 @@ class Graph:
 
     Parameters
     ----------
-    indptr : Tensor, (N + 1,) int64
-        Row d spans ``indices[indptr[d]:indptr[d + 1]]``.
-    indices : Tensor, (E,) int32 or int64
-        Sources of each row.
+    indptr
+        (N + 1,) int64; row d spans ``indices[indptr[d]:indptr[d + 1]]``.
+    indices
+        (E,) int32 or int64; the sources of each row.
     """
 
     indptr: torch.Tensor
@@ -51,9 +51,11 @@ class Graph:
 
         Parameters
         ----------
-        src, dst : Tensor, (E,) int64
-            Each in [0, num_nodes).
-        num_nodes : int
+        src
+            (E,) int64, each in [0, num_nodes).
+        dst
+            (E,) int64, likewise.
+        num_nodes
             N; never guessed from the largest id.
 
         Returns
@@ -64,8 +66,13 @@ class Graph:
         Raises
         ------
         DataError
-            An id is outside [0, num_nodes).
+            The lengths differ, or an id is outside [0, num_nodes).
         """
+        if len(src) != len(dst):
+            raise DataError(
+                f"{len(src)} edge sources, {len(dst)} edge destinations",
+                "Give one source and one destination for every edge.",
+            )
         for name, ids in (("src", src), ("dst", dst)):
             if len(ids) and not 0 <= int(ids.min()) <= int(ids.max()) < num_nodes:
                 bad = int(ids[(ids < 0) | (ids >= num_nodes)][0])
@@ -109,11 +116,11 @@ class Graph:
         return found
 
     def block(self, key: Key | None = None) -> Block:
-        """The whole graph as one Block: every node is a source and a destination.
+        """Make the whole graph one Block: every node is a source and a destination.
 
         Parameters
         ----------
-        key : Key, optional
+        key
             For keyed randomness in the layers; zeros by default.
 
         Returns
@@ -140,26 +147,28 @@ class Block:
 
     Parameters
     ----------
-    indptr : Tensor, (D + 1,) int64
-        Row d spans ``indices[indptr[d]:indptr[d + 1]]``.
-    indices : Tensor, (E,) int32 or int64
-        Local sources, each in [0, S).
-    src_id : Tensor, (S,) int64
-        Global ids of the sources.
-    key : Key
+    indptr
+        (D + 1,) int64; row d spans ``indices[indptr[d]:indptr[d + 1]]``.
+    indices
+        (E,) int32 or int64; local sources, each in [0, S).
+    src_id
+        (S,) int64; global ids of the sources.
+    key
         (seed, epoch, step, layer), for keyed randomness.
-    transpose : Transpose
+    transpose
         The same edges by source.
-    e_id : Tensor, (E,) int64, optional
-        Position of each edge in the dataset's CSR.
-    edge_weight : Tensor, (E,), optional
-        Weight of each edge.
-    edge_attr : Tensor, (E, F), optional
-        Features of each edge.
-    src_degree, dst_degree : Tensor, (S,) and (D,) int64, optional
-        In-degrees in the whole graph.
-    src_loop : Tensor, (S,) bool, optional
-        Whether the whole graph has the edge from a source to itself.
+    e_id
+        (E,) int64, optional; position of each edge in the dataset's CSR.
+    edge_weight
+        (E,), optional; weight of each edge.
+    edge_attr
+        (E, F), optional; features of each edge.
+    src_degree
+        (S,) int64, optional; in-degrees of the sources in the whole graph.
+    dst_degree
+        (D,) int64, optional; in-degrees of the destinations in the whole graph.
+    src_loop
+        (S,) bool, optional; whether the whole graph has the edge from a source to itself.
     """
 
     indptr: torch.Tensor
@@ -190,7 +199,7 @@ class Block:
         return len(self.indices)
 
     def to(self, device: torch.device | str) -> Block:
-        """The same block on a device; itself where it is there already."""
+        """Copy the block to a device; the block itself where it is there already."""
         if self.indptr.device == torch.device(device):
             return self
         return _moved(self, device)
@@ -205,20 +214,21 @@ class MiniBatch:
 
     Parameters
     ----------
-    seeds : Tensor, (B,) int64
-        Global ids of the nodes whose outputs count.
-    blocks : list of Block
+    seeds
+        (B,) int64; global ids of the nodes whose outputs count.
+    blocks
         Outermost first; the last one's destinations are the seeds.
-    x : Tensor, (S, F)
-        Features of the first block's sources, in the order of `n_id`.
-    y : Tensor, (B,) or (B, C), optional
-        Labels of the seeds; None where the dataset has none.
-    n_id : Tensor, (S,) int64
-        Global ids of the first block's sources; the first B are the seeds.
-    input_id : Tensor, (B,) int64
-        Position of each seed in the split it was drawn from.
-    edge_index : Tensor, (2, E) int64, optional
-        Union of the blocks' edges, each once, in the local ids of `n_id`; row 0 is the source.
+    x
+        (S, F); features of the first block's sources, in the order of `n_id`.
+    y
+        (B,) or (B, C); labels of the seeds; None where the dataset has none.
+    n_id
+        (S,) int64; global ids of the first block's sources; the first B are the seeds.
+    input_id
+        (B,) int64; position of each seed in the split it was drawn from.
+    edge_index
+        (2, E) int64, optional; union of the blocks' edges, each once, in the local ids of `n_id`;
+        row 0 is the source.
     """
 
     seeds: torch.Tensor
@@ -235,7 +245,7 @@ class MiniBatch:
         return len(self.seeds)
 
     def to(self, device: torch.device | str) -> MiniBatch:
-        """The same batch on a device; itself where it is there already."""
+        """Copy the batch to a device; the batch itself where it is there already."""
         if self.x.device == torch.device(device):
             return self
         blocks = [block.to(device) for block in self.blocks]

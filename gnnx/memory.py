@@ -50,7 +50,7 @@ def parse_bytes(text: str | int) -> int:
 
     Parameters
     ----------
-    text : str or int
+    text
         Such as ``"4GiB"`` (1024³), ``"512MB"`` (1000²), ``"1.5G"``, ``"65536"`` or an int.
 
     Returns
@@ -158,10 +158,12 @@ class Budget:
 
         Parameters
         ----------
-        memory : str or int, optional
+        memory
             Of the HOST tier. Default: 80 % of what the machine or the cgroup has free.
-        device_memory, disk : str or int, optional
-            Of the DEVICE and DISK tiers. Default: no limit.
+        device_memory
+            Of the DEVICE tier. Default: no limit.
+        disk
+            Of the DISK tier. Default: no limit.
 
         Returns
         -------
@@ -186,7 +188,7 @@ class Ledger:
 
     Parameters
     ----------
-    budget : Budget
+    budget
         Limits per tier.
 
     Notes
@@ -213,15 +215,15 @@ class Ledger:
 
         Parameters
         ----------
-        shape : int or tuple of int
+        shape
             Shape of the array, C order.
-        dtype : dtype
+        dtype
             Any NumPy type of fixed size.
-        tier : Tier
+        tier
             DEVICE (of a CPU) or HOST.
-        owner : str
+        owner
             Who holds it, as reports show it: ``"sampler"``, ``"cache"``.
-        align : int
+        align
             Alignment of the first element in bytes: a multiple of 64 (direct I/O wants 4096).
 
         Returns
@@ -264,11 +266,11 @@ class Ledger:
 
         Parameters
         ----------
-        num_bytes : int
+        num_bytes
             Bytes to hold.
-        tier : Tier
+        tier
             Any tier.
-        owner : str
+        owner
             As in `empty`.
 
         Returns

@@ -29,7 +29,7 @@ class Key(NamedTuple):
     layer: int = 0
 
     def fold(self) -> int:
-        """64-bit digest of the key: mix(mix(... + seed·γ) + epoch·γ) …, as an unsigned integer."""
+        """64-bit digest: state = mix(state ^ mix((part + 1) * gamma)) over the parts in order."""
         state = 0
         for part in self:
             state = mix_int(state ^ mix_int((part + 1) * _GAMMA & _MASK))
@@ -88,18 +88,25 @@ def permute(positions: NDArray[np.int64], size: int, key: Key) -> NDArray[np.int
 
     Parameters
     ----------
-    positions : ndarray, (B,) int64
-        Each in [0, size).
-    size : int
+    positions
+        (B,) int64, each in [0, size).
+    size
         Size of the permuted range.
-    key : Key
+    key
         Which permutation.
 
     Returns
     -------
-    ndarray, (B,) int64
-        Distinct for distinct positions, each in [0, size).
+    ndarray
+        (B,) int64, distinct for distinct positions, each in [0, size).
+
+    Raises
+    ------
+    ValueError
+        A position is outside [0, size): its cycle need never enter the range.
     """
+    if len(positions) and not 0 <= positions.min() <= positions.max() < size:
+        raise ValueError(f"positions outside [0, {size})")
     out = np.empty(len(positions), np.int64)
     _permute(np.ascontiguousarray(positions, np.int64), size, np.uint64(key.fold()), out)
     return out

@@ -9,31 +9,45 @@ after a fork.
 from __future__ import annotations
 
 import concurrent.futures
+import functools
 import itertools
 import os
 import threading
-from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeAlias, TypeVar
 
 import numba
 
 from gnnx.errors import UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from concurrent.futures import Future
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
-kernel: Callable[[Callable[P, T]], Callable[P, T]] = numba.njit(
-    nogil=True, cache=True, error_model="numpy"
-)
-"""Compile a serial kernel on first use; releases the GIL; kept on disk for the next process."""
+Progress: TypeAlias = Callable[[str, int, int], None]
+"""How a long job reports: (stage, done, total), often, from any thread."""
 
-inlined: Callable[[Callable[P, T]], Callable[P, T]] = numba.njit(
-    nogil=True, cache=True, error_model="numpy", inline="always"
-)
-"""As `kernel`, for the small functions that kernels call."""
+
+def kernel(function: Callable[P, T]) -> Callable[P, T]:
+    """Compile a serial kernel on first use; releases the GIL; kept on disk for the next process."""
+    return _compiled(function, inline="never")
+
+
+def inlined(function: Callable[P, T]) -> Callable[P, T]:
+    """As `kernel`, for the small functions that kernels call."""
+    return _compiled(function, inline="always")
+
+
+def _compiled(function: Callable[P, T], inline: str) -> Callable[P, T]:
+    compiler: Any = functools.partial(numba.njit, nogil=True, error_model="numpy", inline=inline)
+    try:
+        compiled: Callable[P, T] = compiler(function, cache=True)
+    except RuntimeError:  # no folder to keep it in: a read-only install and no home
+        compiled = compiler(function)
+    return compiled
+
 
 _CHUNKS_PER_THREAD = 8  # enough to level out uneven rows, few enough that a chunk is worth a call
 
@@ -46,19 +60,19 @@ class _Pool:
         self.lock = threading.Lock()
         self.executor: concurrent.futures.ThreadPoolExecutor | None = None
 
-    def get(self) -> concurrent.futures.ThreadPoolExecutor:
-        with self.lock:
+    def submit(self, job: Callable[[], T]) -> Future[T]:
+        with self.lock:  # held until the job is queued, or `resize` might come between
             if self.executor is None:
                 self.executor = concurrent.futures.ThreadPoolExecutor(
                     self.num_threads, thread_name_prefix="gnnx"
                 )
-            return self.executor
+            return self.executor.submit(job)
 
     def resize(self, num_threads: int) -> None:
         with self.lock:
             old, self.executor, self.num_threads = self.executor, None, num_threads
         if old is not None:
-            old.shutdown(wait=True)
+            old.shutdown(wait=False)  # what is queued is done; the caller may be a thread of it
 
     def forget(self) -> None:
         """Drop threads that a fork did not bring along."""
@@ -79,7 +93,7 @@ def set_num_threads(count: int) -> None:
 
     Parameters
     ----------
-    count : int
+    count
         At least 1.
 
     Raises
@@ -98,7 +112,7 @@ def set_num_threads(count: int) -> None:
 
 def submit(job: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> Future[T]:
     """Run a job on the pool, beside the caller."""
-    return _pool.get().submit(job, *args, **kwargs)
+    return _pool.submit(functools.partial(job, *args, **kwargs))
 
 
 def run(task: Callable[[int, int], Any], size: int, *, grain: int = 1) -> None:
@@ -109,15 +123,16 @@ def run(task: Callable[[int, int], Any], size: int, *, grain: int = 1) -> None:
 
     Parameters
     ----------
-    task : callable
+    task
         Writes to places that depend on its range alone; a `kernel` wrapped in a lambda.
-    size : int
+    size
         Length of the range.
-    grain : int
+    grain
         The smallest piece worth a call.
     """
-    pieces = min(_pool.num_threads * _CHUNKS_PER_THREAD, -(-size // grain))
-    if pieces <= 1 or _pool.num_threads == 1:
+    workers = _pool.num_threads
+    pieces = min(workers * _CHUNKS_PER_THREAD, -(-size // grain))
+    if pieces <= 1 or workers == 1:
         if size:
             task(0, size)
         return
@@ -128,7 +143,7 @@ def run(task: Callable[[int, int], Any], size: int, *, grain: int = 1) -> None:
         while (i := next(ticket)) < pieces:
             task(bounds[i], bounds[i + 1])
 
-    others = [submit(work) for _ in range(_pool.num_threads - 1)]
+    others = [submit(work) for _ in range(min(workers, pieces) - 1)]
     try:
         work()
     finally:

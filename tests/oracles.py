@@ -122,3 +122,24 @@ def sampled_nodes(indptr, indices, seeds, fanouts, rng):
                 row = rng.choice(row, fanout, replace=False)
             reached.update(row.tolist())
     return np.array(sorted(reached), np.int64)
+
+
+# Random draws and samples, in Python's integers.
+
+_MASK = 2**64 - 1
+_GAMMA = 0x9E3779B97F4A7C15
+
+
+def mix(value):
+    """Finaliser of SplitMix64."""
+    value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
+    value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & _MASK
+    return value ^ (value >> 31)
+
+
+def fold(key):
+    """Digest of a key's parts, taken in order."""
+    state = 0
+    for part in key:
+        state = mix(state ^ mix(((part + 1) * _GAMMA) & _MASK))
+    return state

@@ -1,0 +1,234 @@
+"""The pool covers every range once, whatever it is busy with, and passes every failure on."""
+
+import os
+import subprocess
+import sys
+import threading
+import time
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gnnx import threads
+from gnnx.errors import UsageError
+
+
+@pytest.fixture(params=[1, 2, 5], ids="threads={}".format)
+def pool(request):
+    """The pool with some number of threads, and as it was afterwards."""
+    before, torch_before = threads.num_threads(), torch.get_num_threads()
+    threads.set_num_threads(request.param)
+    yield request.param
+    threads.set_num_threads(before)
+    torch.set_num_threads(torch_before)
+
+
+def _counted(size, grain):
+    times, pieces = np.zeros(size, np.int64), []
+
+    def task(begin, end):
+        pieces.append((begin, end))
+        times[begin:end] += 1
+
+    threads.run(task, size, grain=grain)
+    return times, pieces
+
+
+@given(size=st.integers(0, 3000), grain=st.integers(1, 500))
+def test_run_covers_a_range_once(size, grain):
+    times, pieces = _counted(size, grain)
+    assert (times == 1).all()
+    assert len(pieces) <= max(0, -(-size // grain))
+    assert all(begin < end for begin, end in pieces)
+
+
+@pytest.mark.parametrize("size", [0, 1, 2, 7, 1000])
+def test_run_with_any_number_of_threads(pool, size):
+    times, pieces = _counted(size, 1)
+    assert (times == 1).all()
+    if pool == 1:
+        assert len(pieces) <= 1  # nothing to level out
+
+
+def test_run_uses_several_threads_at_once(pool):
+    """Pieces wait for one another, so that one thread alone never gets through."""
+    meeting = threading.Barrier(pool)
+    begun = threading.local()
+
+    def task(_begin, _end):
+        if not hasattr(begun, "met"):
+            begun.met = meeting.wait(timeout=20)
+
+    threads.run(task, 100)
+    assert meeting.broken is False
+
+
+def test_run_does_not_wait_for_a_busy_pool(pool):
+    release = threading.Event()
+    busy = [threads.submit(release.wait, 60) for _ in range(2 * pool)]
+    begin = time.monotonic()
+    times, _ = _counted(1000, 1)
+    assert time.monotonic() - begin < 10
+    assert (times == 1).all()
+    release.set()
+    assert all(job.result(timeout=60) for job in busy)
+
+
+def test_run_within_run_within_jobs(pool):
+    """More jobs than threads, each of which spreads work that spreads work."""
+    totals = np.zeros((2 * pool, 20, 30), np.int64)
+
+    def job(i):
+        def outer(begin, end):
+            for j in range(begin, end):
+
+                def inner(first, last, j=j):
+                    totals[i, j, first:last] += 1
+
+                threads.run(inner, 30)
+
+        threads.run(outer, 20)
+
+    jobs = [threads.submit(job, i) for i in range(2 * pool)]
+    for done in jobs:
+        done.result(timeout=60)
+    assert (totals == 1).all()
+
+
+@pytest.mark.parametrize("bad", [0, 1, 50, 99])
+def test_any_piece_may_fail(pool, bad):
+    def task(begin, end):
+        time.sleep(0.0005)  # so that every thread gets a piece
+        if begin <= bad < end:
+            raise KeyError(bad)
+
+    with pytest.raises(KeyError, match=str(bad)):
+        threads.run(task, 100)
+    times, _ = _counted(100, 1)  # and the pool goes on
+    assert (times == 1).all()
+
+
+def test_a_failure_is_raised_after_every_piece_has_ended(pool):
+    """Or a caller that cleans up would pull buffers from under threads still at work."""
+    running = []
+
+    def task(begin, _end):
+        running.append(begin)
+        time.sleep(0.002)
+        running.remove(begin)
+        if begin == 0:
+            raise ValueError
+
+    with pytest.raises(ValueError):  # noqa: PT011 - raised just above
+        threads.run(task, 64)
+    assert running == []
+
+
+def test_submit_passes_arguments_results_and_failures(pool):
+    assert threads.submit(divmod, 17, 5).result(timeout=20) == (3, 2)
+    assert threads.submit(int, "ff", base=16).result(timeout=20) == 255
+    with pytest.raises(ZeroDivisionError):
+        threads.submit(divmod, 1, 0).result(timeout=20)
+    assert pool == threads.num_threads()
+
+
+def test_set_num_threads_sets_torch_too(pool):
+    assert torch.get_num_threads() == threads.num_threads() == pool
+    names = {threads.submit(lambda: threading.current_thread().name).result() for _ in range(20)}
+    assert all(name.startswith("gnnx") for name in names)
+    assert len(names) <= pool
+
+
+@pytest.mark.parametrize("count", [0, -1])
+def test_no_threads_is_a_usage_error(count):
+    before = threads.num_threads()
+    with pytest.raises(UsageError) as caught:
+        threads.set_num_threads(count)
+    assert str(caught.value) == f"{count} threads asked for\nGive --threads 1 or more."
+    assert threads.num_threads() == before
+
+
+def test_queued_jobs_outlive_a_change_of_threads(pool):
+    gate = threading.Event()
+    jobs = [threads.submit(gate.wait, 60) for _ in range(3 * pool)]
+    threads.set_num_threads(pool + 1)
+    gate.set()
+    assert all(job.result(timeout=60) for job in jobs)
+
+
+def test_a_job_may_change_the_number_of_threads(pool):
+    threads.submit(threads.set_num_threads, pool + 1).result(timeout=20)
+    assert threads.num_threads() == pool + 1
+
+
+def test_many_submit_while_the_pool_changes_size(pool):
+    """No job meets an executor that has been shut down under its feet."""
+    stop, failures = threading.Event(), []
+
+    def resize():
+        while not stop.is_set():
+            threads.set_num_threads(pool + 1)
+            threads.set_num_threads(pool)
+
+    other = threading.Thread(target=resize)
+    other.start()
+    try:
+        failures += [i for i in range(300) if threads.submit(abs, -i).result(timeout=20) != i]
+    finally:
+        stop.set()
+        other.join(20)
+    assert failures == []
+
+
+_CHILD = """
+import os, signal, sys, threading
+import numpy as np
+from gnnx import threads
+from gnnx.random import Key, permute
+
+threads.set_num_threads(3)
+held = threading.Event()
+
+def counts():
+    times = np.zeros(1000, np.int64)
+    def task(begin, end):
+        times[begin:end] += 1
+        permute(np.arange(5), 5, Key(0))
+    threads.run(task, 1000)
+    return bool((times == 1).all())
+
+assert counts()
+jobs = [threads.submit(held.wait, 60) for _ in range(6)]  # all threads busy, some jobs queued
+child = os.fork()
+if child == 0:
+    signal.alarm(60)
+    ok = counts() and threads.submit(abs, -3).result(timeout=30) == 3
+    os._exit(0 if ok and threads.num_threads() == 3 else 1)
+_, status = os.waitpid(child, 0)
+held.set()
+assert all(job.result(timeout=30) for job in jobs)
+assert counts()
+sys.exit(os.waitstatus_to_exitcode(status))
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
+def test_pool_is_made_anew_after_a_fork():
+    subprocess.run([sys.executable, "-c", _CHILD], check=True, timeout=100)
+
+
+def test_kernels_work_where_nothing_can_be_kept():
+    """A read-only install and no home: numba finds no folder for its cache."""
+    code = (
+        "import numpy as n; from gnnx.random import *; print(permute(n.arange(4), 4, Key(0)).sum())"
+    )
+    nowhere = {**os.environ, "NUMBA_CACHE_LOCATOR_CLASSES": "UserProvidedCacheLocator"}
+    nowhere.pop("NUMBA_CACHE_DIR", None)
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(
+        command, env=nowhere, capture_output=True, text=True, check=True, timeout=100
+    )
+    assert done.stdout.strip() == "6"
