@@ -1,0 +1,13 @@
+"""Keep the rows that are wanted most; policies are pure functions, the cache moves bytes."""
+
+from gnnx.cache.access import access_bytes, expected_access, hottest
+from gnnx.cache.features import AccessCounts, FeatureCache, index_bytes
+
+__all__ = [
+    "AccessCounts",
+    "FeatureCache",
+    "access_bytes",
+    "expected_access",
+    "hottest",
+    "index_bytes",
+]

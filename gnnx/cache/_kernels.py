@@ -1,0 +1,179 @@
+"""Loops of the cache: reach along edges, selection by histogram, id to slot, rows to their places.
+
+N nodes, R rows asked, C rows cached, W machine words of a row. An id's slot is its rank among the
+cached ids: a bit for each id, and for each block of `BLOCK` bits the number of bits set before it.
+That is N/8 + N/64 bytes, and a look-up touches one cache line of each.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from gnnx.threads import inlined, kernel
+
+WORDS = 8  # 64-bit words of a block: one cache line
+BLOCK = WORDS * 64
+
+
+@kernel
+def draw_kernel(first: Any, degree: Any, fanout: Any, spared: Any, drawn: Any) -> None:
+    """Let the nodes v from `first` on draw: R(v) += (P(v) - R(v)) · min(1, f / deg v).
+
+    `spared` is log(1 - P); R, in `drawn`, is the probability that v has drawn a given in-edge.
+    """
+    for i in range(degree.shape[0]):
+        v = first + i
+        share = 1.0 if fanout < 0 or degree[i] <= fanout else fanout / degree[i]
+        reached = -np.expm1(np.float64(spared[v]))
+        drawn[v] += np.float32((reached - drawn[v]) * share)
+
+
+@kernel
+def reach_kernel(first: Any, indptr: Any, indices: Any, drawn: Any, spared: Any) -> None:
+    """Add log(1 - R(v)) to spared[u] for each edge u → v of the rows from `first` on.
+
+    The term is the same for all edges of a row, so that an edge costs one addition, and those of
+    nodes that are never reached cost nothing.
+    """
+    for row in range(indptr.shape[0] - 1):
+        if drawn[first + row] == 0.0:
+            continue
+        term = np.float32(np.log1p(-np.float64(drawn[first + row])))
+        for edge in range(indptr[row], indptr[row + 1]):
+            spared[indices[edge]] += term
+
+
+@kernel
+def probability_kernel(spared: Any) -> None:
+    """Turn log(1 - P) into P in place; zero stays +0."""
+    for i in range(spared.shape[0]):
+        spared[i] = np.float32(0.0 - np.expm1(np.float64(spared[i])))
+
+
+@inlined
+def _magnitude(bits: Any) -> Any:
+    """Float bits as an integer that orders non-negative floats; -0 is 0."""
+    return bits & np.uint32(0x7FFFFFFF)
+
+
+@kernel
+def digits_kernel(bits: Any, prefix: Any, shift: Any, width: Any, counts: Any) -> None:
+    """Count the next digit, `width` bits at `shift`, of the scores that begin with `prefix`."""
+    counts[:] = 0
+    above = np.uint32(shift + width)
+    mask = np.uint32((1 << width) - 1)
+    for i in range(bits.shape[0]):
+        value = _magnitude(bits[i])
+        if value >> above == prefix:
+            counts[(value >> np.uint32(shift)) & mask] += 1
+
+
+@kernel
+def above_kernel(bits: Any, threshold: Any, num_ties: Any, out: Any) -> None:
+    """Ids of scores above the threshold and of the first `num_ties` at it, ascending."""
+    n = 0
+    for i in range(bits.shape[0]):
+        value = _magnitude(bits[i])
+        if value < threshold:
+            continue
+        if value == threshold:
+            if num_ties == 0:
+                continue
+            num_ties -= 1
+        out[n] = i
+        n += 1
+
+
+@inlined
+def _popcount(word: Any) -> Any:
+    """Bits set in a uint64 (Warren, "Hacker's Delight", 5-1)."""
+    x = word - ((word >> np.uint64(1)) & np.uint64(0x5555555555555555))
+    x = (x & np.uint64(0x3333333333333333)) + ((x >> np.uint64(2)) & np.uint64(0x3333333333333333))
+    x = (x + (x >> np.uint64(4))) & np.uint64(0x0F0F0F0F0F0F0F0F)
+    return np.int64((x * np.uint64(0x0101010101010101)) >> np.uint64(56))
+
+
+@kernel
+def index_kernel(ids: Any, num_rows: Any, bits: Any, before: Any) -> Any:
+    """Set the bits of the ids and count those before each block.
+
+    Returns -1, or the first place where an id is out of range or not above the one before it.
+    """
+    bits[:] = np.uint64(0)
+    last = np.int64(-1)
+    for i in range(ids.shape[0]):
+        if ids[i] <= last or ids[i] >= num_rows:
+            return i
+        last = ids[i]
+        bits[last >> 6] |= np.uint64(1) << np.uint64(last & 63)
+    count = np.int64(0)
+    for block in range(before.shape[0]):
+        before[block] = count
+        for word in range(block * WORDS, block * WORDS + WORDS):
+            count += _popcount(bits[word])
+    return -1
+
+
+@inlined
+def _cached(bits: Any, row: Any) -> Any:
+    """Whether the bit of a row is set."""
+    return (bits[row >> 6] >> np.uint64(row & 63)) & np.uint64(1) != 0
+
+
+@kernel
+def ids_kernel(bits: Any, start: Any, out: Any) -> Any:
+    """Fill `out` with ids whose bits are set, from id `start` on; the id to go on from."""
+    n = 0
+    while n < out.shape[0]:
+        if _cached(bits, start):
+            out[n] = start
+            n += 1
+        start += 1
+    return start
+
+
+@kernel
+def count_kernel(rows: Any, places: Any, num_rows: Any, num_places: Any, bits: Any) -> Any:
+    """Count the rows that are not cached.
+
+    Or -1 - i where row i is not in [0, num_rows), or its place not in [0, num_places).
+    """
+    num_misses = 0
+    for i in range(rows.shape[0]):
+        place = i if places is None else places[i]
+        if rows[i] < 0 or rows[i] >= num_rows or place < 0 or place >= num_places:
+            return -1 - i
+        if not _cached(bits, rows[i]):
+            num_misses += 1
+    return num_misses
+
+
+@kernel
+def misses_kernel(rows: Any, places: Any, bits: Any, missing: Any, missing_places: Any) -> None:
+    """List the rows that are not cached, with their places, in the order asked."""
+    n = 0
+    for i in range(rows.shape[0]):
+        if not _cached(bits, rows[i]):
+            missing[n] = rows[i]
+            missing_places[n] = i if places is None else places[i]
+            n += 1
+
+
+@kernel
+def hits_kernel(
+    begin: Any, end: Any, rows: Any, places: Any, bits: Any, before: Any, kept: Any, out: Any
+) -> None:
+    """Copy what is cached of rows begin:end to its places; `kept` and `out` are machine words."""
+    for i in range(begin, end):
+        row = rows[i]
+        if not _cached(bits, row):
+            continue
+        slot = before[row // BLOCK]
+        for word in range(row // BLOCK * WORDS, row >> 6):
+            slot += _popcount(bits[word])
+        slot += _popcount(bits[row >> 6] & ((np.uint64(1) << np.uint64(row & 63)) - np.uint64(1)))
+        place = i if places is None else places[i]
+        for word in range(kept.shape[1]):
+            out[place, word] = kept[slot, word]

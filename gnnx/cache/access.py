@@ -1,0 +1,152 @@
+"""Which rows are worth keeping: pure functions of graph, ids and counts.
+
+N nodes, C rows kept. Nothing here knows a cache; a policy is a function that gives scores or ids.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from gnnx.cache import _kernels
+from gnnx.memory import Tier
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+    from gnnx.memory import Ledger
+    from gnnx.store import FeatureStore, GraphStore
+
+_DIGITS = ((20, 11), (10, 10), (0, 10))  # (shift, width): 31 bits of a non-negative float32
+
+
+def access_bytes(num_nodes: int) -> int:
+    """HOST bytes that `expected_access` holds at most: two numbers a node, and pieces read."""
+    return 2 * 4 * num_nodes + 64 * _piece(num_nodes)
+
+
+def _piece(num_nodes: int) -> int:
+    """Rows and edges to read at a time: little beside the scores, enough for the disk."""
+    return min(max(1 << 13, num_nodes // 16), 1 << 20)
+
+
+def expected_access(
+    graph: GraphStore,
+    seeds: FeatureStore | NDArray[np.int64],
+    fanouts: Sequence[int],
+    batch_size: int,
+) -> NDArray[np.float32]:
+    """Probability that a batch wants the row of each node.
+
+    A batch holds a seed with P₀ = min(1, B/|seeds|). Layer h draws f_h of the deg v in-edges of
+    *every* node v reached so far. With R_h(v) the probability that v is reached and has drawn a
+    given in-edge by then,
+
+        R_h(v) = R_{h-1}(v) + (P_{h-1}(v) - R_{h-1}(v)) · min(1, f_h / deg v)
+        1 - P_h(u) = (1 - P₀(u)) · Π_{u→v} (1 - R_h(v))
+
+    and P of the last layer is the answer, taking the draws of different nodes as independent. It
+    is the analysis of SALIENT++ (Kaler et al., "Communication-efficient graph neural networks with
+    probabilistic neighborhood expansion analysis and caching", 2023), for layers that draw anew
+    for the nodes of earlier ones. Against sampled batches the sum, the rows of a batch, is right
+    to 0.5 %. One pass over the edges a layer, in the order of the file: the same bits in any
+    budget.
+
+    Parameters
+    ----------
+    graph
+        In memory or on disk.
+    seeds
+        (|seeds|,) int64 distinct ids, or the store of them.
+    fanouts
+        The seeds' layer first; -1 is all neighbours.
+    batch_size
+        B.
+
+    Returns
+    -------
+    ndarray
+        (N,) float32 in [0, 1], from the graph's ledger.
+
+    Raises
+    ------
+    BudgetError
+        HOST does not hold `access_bytes`.
+    """
+    num_nodes, piece = graph.num_nodes, _piece(graph.num_nodes)
+    spared, drawn = (
+        graph.ledger.empty(num_nodes, np.float32, Tier.HOST, "access") for _ in range(2)
+    )
+    drawn[:] = 0.0
+    # spared is log(1 - P): sums where probabilities multiply, and small ones stay exact
+    _mark(seeds, batch_size, spared)
+    for fanout in fanouts:
+        for begin in range(0, num_nodes, piece):
+            _, degree = graph.rows(np.arange(begin, min(begin + piece, num_nodes)))
+            _kernels.draw_kernel(begin, degree, fanout, spared, drawn)
+        _mark(seeds, batch_size, spared)
+        for first, indptr, indices in graph.iter_rows(0, num_nodes, piece):
+            _kernels.reach_kernel(first, indptr, indices, drawn, spared)
+    _kernels.probability_kernel(spared)
+    return spared
+
+
+def _mark(
+    seeds: FeatureStore | NDArray[np.int64], batch_size: int, spared: NDArray[np.float32]
+) -> None:
+    """Set log(1 - P₀)."""
+    spared[:] = 0.0
+    num_seeds = len(seeds) if isinstance(seeds, np.ndarray) else seeds.num_rows
+    with np.errstate(divide="ignore"):
+        spared_seed = np.log1p(-min(1.0, batch_size / max(1, num_seeds)))
+    piece = _piece(len(spared))
+    for begin in range(0, num_seeds, piece):
+        end = min(begin + piece, num_seeds)
+        if isinstance(seeds, np.ndarray):
+            ids = seeds[begin:end]
+        else:
+            ids = seeds.read(np.arange(begin, end)).numpy()
+        spared[ids] = spared_seed
+
+
+def hottest(scores: NDArray[np.float32], count: int, ledger: Ledger) -> NDArray[np.int64]:
+    """Ids of the largest scores, ties by the lower id.
+
+    A radix selection on the bits of the floats: three passes find the score that parts the chosen
+    from the rest, one collects. O(N) time, and no memory but the answer.
+
+    Parameters
+    ----------
+    scores
+        (N,) float32, none negative or NaN.
+    count
+        C, at most N.
+    ledger
+        Where the answer comes from (HOST).
+
+    Returns
+    -------
+    ndarray
+        (C,) int64, ascending.
+
+    Raises
+    ------
+    BudgetError
+        HOST does not hold 8 C bytes.
+    """
+    chosen = ledger.empty(count, np.int64, Tier.HOST, "access")
+    bits = scores.view(np.uint32)
+    prefix, wanted = 0, count  # `wanted` scores are to be found among those that begin with prefix
+    counts = np.empty(1 << 11, np.int64)
+    for shift, width in _DIGITS:
+        _kernels.digits_kernel(bits, np.uint32(prefix), shift, width, counts)
+        digit = (1 << width) - 1
+        while digit and counts[digit] < wanted:
+            wanted -= int(counts[digit])
+            digit -= 1
+        prefix = prefix << width | digit
+    _kernels.above_kernel(bits, np.uint32(prefix), wanted, chosen)
+    return chosen

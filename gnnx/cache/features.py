@@ -1,0 +1,262 @@
+"""A feature store that keeps some rows of a slower one in HOST memory.
+
+N rows, R rows asked, C rows kept. It knows ids and bytes; which ids are worth it is decided
+elsewhere (`gnnx.cache.access`).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import threading
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from gnnx import threads
+from gnnx.cache import _kernels
+from gnnx.errors import DataError, UsageError
+from gnnx.memory import Tier
+from gnnx.store import FeatureStore
+
+if TYPE_CHECKING:
+    from typing import Any
+
+    from numpy.typing import NDArray
+
+    from gnnx.memory import Ledger
+    from gnnx.store import Pending
+
+_FILL_ROWS = 1 << 14  # rows asked at a time: some MiB, and little to plan
+_GRAIN_BYTES = 4 << 20  # rows copied by one call: a millisecond, against 50 us to hand it over
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class AccessCounts:
+    """Rows asked of a cache since it was made, and where they came from."""
+
+    rows_requested: int = 0
+    rows_hit: int = 0
+    bytes_hit: int = 0
+    bytes_missed: int = 0
+
+    @property
+    def rows_missed(self) -> int:
+        """Rows that came from the slower store."""
+        return self.rows_requested - self.rows_hit
+
+    def __sub__(self, other: AccessCounts) -> AccessCounts:
+        """Tell what happened between two readings."""
+        return AccessCounts(
+            self.rows_requested - other.rows_requested,
+            self.rows_hit - other.rows_hit,
+            self.bytes_hit - other.bytes_hit,
+            self.bytes_missed - other.bytes_missed,
+        )
+
+
+def index_bytes(num_rows: int) -> int:
+    """HOST bytes of a cache's index from ids to slots: N/8 + N/64, in whole cache lines."""
+    num_blocks = -(-num_rows // _kernels.BLOCK)
+    return num_blocks * (_kernels.BLOCK // 8 + 8) + 2 * 64
+
+
+class FeatureCache(FeatureStore):
+    """Rows of a slower store, the chosen ones from HOST memory: the same bits either way.
+
+    The constructor reads the chosen rows, in the order of the file. A fetch starts the read of
+    what is missing, straight to its place in the output, and copies what is kept meanwhile.
+
+    Parameters
+    ----------
+    source
+        Where the rows are.
+    ids
+        (C,) int64, distinct and ascending: the rows to keep. May be empty, or all.
+    ledger
+        Where rows and index come from (HOST, owner "cache").
+
+    Attributes
+    ----------
+    fill_bytes : int
+        Bytes of rows read to fill the cache so far; `counts` does not have them.
+
+    Raises
+    ------
+    DataError
+        The ids do not ascend, or are not rows of the source.
+    BudgetError
+        HOST does not hold `index_bytes` and C rows.
+    """
+
+    def __init__(self, source: FeatureStore, ids: NDArray[np.int64], ledger: Ledger) -> None:
+        self.source, self.num_kept, self.fill_bytes = source, len(ids), 0
+        self._ledger = ledger
+        self._lock = threading.Lock()
+        self._counts = AccessCounts()
+        self._kept: torch.Tensor | None = None
+        num_blocks = -(-self.num_rows // _kernels.BLOCK) if len(ids) else 0
+        self._bits = ledger.empty(num_blocks * _kernels.WORDS, np.uint64, Tier.HOST, "cache")
+        self._before = ledger.empty(num_blocks, np.int64, Tier.HOST, "cache")
+        wrong = _kernels.index_kernel(ids, self.num_rows, self._bits, self._before)
+        if wrong >= 0:
+            raise DataError(
+                f"cached ids: id {ids[wrong]} at {wrong} does not ascend, or is not one of the "
+                f"{self.num_rows} rows",
+                "Give distinct rows of the source in ascending order.",
+            )
+        self.fill()
+
+    @property
+    def num_rows(self) -> int:
+        """N."""
+        return self.source.num_rows
+
+    @property
+    def row_shape(self) -> tuple[int, ...]:
+        """Shape of a row."""
+        return self.source.row_shape
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of the elements."""
+        return self.source.dtype
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of a row."""
+        return self.source.row_bytes
+
+    @property
+    def is_filled(self) -> bool:
+        """Whether rows are held now."""
+        return self._kept is not None
+
+    @property
+    def counts(self) -> AccessCounts:
+        """Rows asked for so far and where they came from."""
+        with self._lock:
+            return self._counts
+
+    def fill(self) -> None:
+        """Read the chosen rows, in the order of the file; nothing where they are held already."""
+        if self.is_filled or not self.num_kept:
+            return
+        kept = self._ledger.tensor((self.num_kept, *self.row_shape), self.dtype, Tier.HOST, "cache")
+        pending, start = None, 0
+        for begin in range(0, self.num_kept, _FILL_ROWS):
+            end = min(begin + _FILL_ROWS, self.num_kept)
+            ids = self._ledger.empty(end - begin, np.int64, Tier.HOST, "cache")
+            start = _kernels.ids_kernel(self._bits, start, ids)
+            following = self.source.fetch(ids, kept[begin:end])
+            if pending is not None:  # two pieces are under way, so that the disk never idles
+                pending.wait()
+            pending = following
+        if pending is not None:
+            pending.wait()
+        self._kept = kept
+        self.fill_bytes += self.num_kept * self.row_bytes
+
+    def release(self) -> None:
+        """Give the bytes of the rows back; until `fill`, every row comes from the source."""
+        self._kept = None
+
+    def fetch(
+        self,
+        rows: NDArray[np.int64],
+        out: torch.Tensor | None = None,
+        slots: NDArray[np.int64] | None = None,
+    ) -> Pending:
+        """Begin to bring rows; those that are kept are in place when this returns.
+
+        Parameters
+        ----------
+        rows
+            (R,) int64 ids in any order, duplicates allowed.
+        out
+            (≥ R, ...) contiguous, of the cache's dtype; made anew (HOST) by default.
+        slots
+            (R,) int64 places in `out`; row i goes to place i by default.
+
+        Returns
+        -------
+        Pending
+            Its `wait` gives the whole `out`.
+
+        Raises
+        ------
+        DataError
+            A row is not in the store.
+        UsageError
+            A place is not in `out`, or `out` is not fit for the rows.
+        BudgetError
+            HOST does not hold 16 bytes a missing row, or the output.
+        """
+        kept = self._kept
+        if kept is None:
+            pending = self.source.fetch(rows, out, slots)
+            self._count(len(rows), num_hits=0)
+            return pending
+        rows = np.ascontiguousarray(rows, np.int64)
+        if out is None:
+            num_places = len(rows) if slots is None else int(slots.max(initial=-1)) + 1
+            shape = (num_places, *self.row_shape)
+            out = self._ledger.tensor(shape, self.dtype, Tier.HOST, "fetch")
+        num_misses = _kernels.count_kernel(rows, slots, self.num_rows, len(out), self._bits)
+        if num_misses < 0:
+            raise self._misplaced(rows, -1 - num_misses)
+        missing, places = self._ledger.empty((2, num_misses), np.int64, Tier.HOST, "cache")
+        _kernels.misses_kernel(rows, slots, self._bits, missing, places)
+        pending = self.source.fetch(missing, out, places)
+        self._copy_hits(kept, rows, out, slots)
+        self._count(len(rows), len(rows) - num_misses)
+        return pending
+
+    def _copy_hits(
+        self,
+        kept: torch.Tensor,
+        rows: NDArray[np.int64],
+        out: torch.Tensor,
+        slots: NDArray[np.int64] | None,
+    ) -> None:
+        if not self.row_bytes:
+            return
+        word = math.gcd(self.row_bytes, out.data_ptr(), 8)
+        words, target = (_words(table, self.row_bytes, word) for table in (kept, out))
+        bits, before = self._bits, self._before
+        threads.run(
+            lambda begin, end: _kernels.hits_kernel(
+                begin, end, rows, slots, bits, before, words, target
+            ),
+            len(rows),
+            grain=_GRAIN_BYTES // self.row_bytes + 1,
+        )
+
+    def _count(self, num_rows: int, num_hits: int) -> None:
+        num_misses = num_rows - num_hits
+        with self._lock:
+            was = self._counts
+            self._counts = AccessCounts(
+                was.rows_requested + num_rows,
+                was.rows_hit + num_hits,
+                was.bytes_hit + num_hits * self.row_bytes,
+                was.bytes_missed + num_misses * self.row_bytes,
+            )
+
+    def _misplaced(self, rows: NDArray[np.int64], i: int) -> DataError | UsageError:
+        if 0 <= rows[i] < self.num_rows:
+            return UsageError(
+                f"row {rows[i]}, number {i} of those asked, goes to a place outside the output",
+                "Give a larger output, or lower slots.",
+            )
+        return DataError(
+            f"row {rows[i]} asked for, there are {self.num_rows} rows",
+            f"Ids run from 0 to {self.num_rows - 1}.",
+        )
+
+
+def _words(table: torch.Tensor, row_bytes: int, word_bytes: int) -> NDArray[Any]:
+    """Rows as machine words, (C, W): copying needs no dtype."""
+    raw = table.detach().view(-1).view(torch.uint8).numpy()
+    return raw.view(f"u{word_bytes}").reshape(len(table), row_bytes // word_bytes)
