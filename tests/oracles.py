@@ -91,6 +91,27 @@ def dropout(x, row_id, p, key):
     return out
 
 
+def adjacency(indptr, indices, num_src):
+    """Dense (D, S) counts of parallel edges."""
+    out = np.zeros((len(indptr) - 1, num_src))
+    for d in range(len(out)):
+        for e in range(indptr[d], indptr[d + 1]):
+            out[d, indices[e]] += 1
+    return out
+
+
+def gcn_matrix(adjacency):
+    """D^-1/2 (A + I) D^-1/2, where I has no entry for nodes that A gives a loop."""
+    filled = adjacency + np.diag(np.diag(adjacency) == 0)
+    scale = filled.sum(1) ** -0.5
+    return scale[:, None] * filled * scale[None, :]
+
+
+def mean_matrix(adjacency):
+    """Rows of A divided by their degree; rows of zeros stay."""
+    return adjacency / np.maximum(adjacency.sum(1, keepdims=True), 1)
+
+
 # Cache and loader: probabilities edge by edge, draws edge by edge.
 
 

@@ -1,0 +1,193 @@
+"""Convolutions: one block's aggregation with its parameters.
+
+Shapes: S sources, D destinations, F width of a row in, G out. Nothing of size E x F exists; a
+convolution aggregates at the narrower of F and G.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal
+
+import torch
+from torch import Tensor, nn
+
+from gnnx import ops
+from gnnx.errors import UsageError
+
+if TYPE_CHECKING:
+    from gnnx.graph import Block
+
+
+class GCNConv(nn.Module):
+    """Graph convolution of Kipf and Welling (2017): Â h Wᵀ + b with Â = D^(-1/2) (A + I) D^(-1/2).
+
+    D counts the in-edges in the whole graph, the loop that A + I adds among them. A node that has
+    an edge to itself gets no second one. A row of which a sampler drew k of d edges is scaled by
+    d / k, so that its sum is right on average.
+
+    Parameters
+    ----------
+    in_features
+        F.
+    out_features
+        G.
+    bias
+        Whether to add b.
+    """
+
+    needs_degrees = True
+    """Blocks must carry whole-graph degrees and loops."""
+
+    def __init__(self, in_features: int, out_features: int, bias: bool = True) -> None:
+        super().__init__()
+        self.in_features, self.out_features = in_features, out_features
+        self.weight = nn.Parameter(torch.empty(out_features, in_features))
+        self.bias = nn.Parameter(torch.empty(out_features)) if bias else None
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Draw W as Glorot and Bengio (2010) do, uniformly; b is 0."""
+        nn.init.xavier_uniform_(self.weight)
+        if self.bias is not None:
+            nn.init.zeros_(self.bias)
+
+    def forward(self, block: Block, h: Tensor) -> Tensor:
+        """Convolve a block.
+
+        Parameters
+        ----------
+        block
+            With `src_degree`, `dst_degree` and `src_loop`, without `edge_weight`.
+        h
+            (S, F)
+
+        Returns
+        -------
+        Tensor
+            (D, G)
+
+        Raises
+        ------
+        UsageError
+            The block has no degrees, or has edge weights; `h` has not S rows.
+        """
+        _check_rows(block, h)
+        if self.out_features < self.in_features:
+            out = _normalized_sum(block, nn.functional.linear(h, self.weight))
+        else:
+            out = nn.functional.linear(_normalized_sum(block, h), self.weight)
+        return out if self.bias is None else out + self.bias
+
+    def extra_repr(self) -> str:
+        """Widths and bias, as torch's layers show them."""
+        return f"{self.in_features}, {self.out_features}, bias={self.bias is not None}"
+
+
+class SAGEConv(nn.Module):
+    """GraphSAGE (Hamilton, Ying and Leskovec, 2017): W_self h_d + b + W_neigh aggr_e h_src(e).
+
+    Parameters
+    ----------
+    in_features
+        F.
+    out_features
+        G.
+    aggr
+        How neighbours are aggregated; nothing where there are none.
+    bias
+        Whether to add b.
+
+    Raises
+    ------
+    UsageError
+        `aggr` is unknown.
+    """
+
+    needs_degrees = False
+    """A sampled mean is an estimate as it stands."""
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        aggr: Literal["mean", "max"] = "mean",
+        bias: bool = True,
+    ) -> None:
+        super().__init__()
+        if aggr not in {"mean", "max"}:
+            raise UsageError(f"SAGEConv: aggr is {aggr!r}", 'Give "mean" or "max".')
+        self.in_features, self.out_features, self.aggr = in_features, out_features, aggr
+        self.linear_self = nn.Linear(in_features, out_features, bias)
+        self.linear_neigh = nn.Linear(in_features, out_features, bias=False)
+
+    def reset_parameters(self) -> None:
+        """Draw W_self, b and W_neigh as torch's linear layers do."""
+        self.linear_self.reset_parameters()
+        self.linear_neigh.reset_parameters()
+
+    def forward(self, block: Block, h: Tensor) -> Tensor:
+        """Convolve a block.
+
+        Parameters
+        ----------
+        block
+            Any; edge weights play no part.
+        h
+            (S, F)
+
+        Returns
+        -------
+        Tensor
+            (D, G)
+
+        Raises
+        ------
+        UsageError
+            `h` has not S rows.
+        """
+        _check_rows(block, h)
+        own: Tensor = self.linear_self(h[: block.num_dst])
+        if self.aggr == "mean" and self.out_features < self.in_features:
+            return own + _aggregate(block, self.linear_neigh(h), "mean")
+        neighbours: Tensor = self.linear_neigh(_aggregate(block, h, self.aggr))
+        return own + neighbours
+
+    def extra_repr(self) -> str:
+        """Widths and aggregation, as torch's layers show them."""
+        return f"{self.in_features}, {self.out_features}, aggr={self.aggr!r}"
+
+
+def _aggregate(block: Block, h: Tensor, reduce: ops.Reduce) -> Tensor:
+    return ops.spmm(block.indptr, block.indices, h, reduce=reduce, transpose=block.transpose)
+
+
+def _check_rows(block: Block, h: Tensor) -> None:
+    if len(h) != block.num_src:
+        raise UsageError(
+            f"h has {len(h)} rows, the block {block.num_src} sources",
+            "Give one row for every source of the block, in their order.",
+        )
+
+
+def _normalized_sum(block: Block, h: Tensor) -> Tensor:
+    """Compute Â h: scaled before and after the sum, so that no edge carries a coefficient."""
+    if block.edge_weight is not None:
+        raise UsageError(
+            "GCNConv: the block has edge weights, and weighted degrees are not known to it",
+            "Train on an unweighted graph, or use SAGEConv.",
+        )
+    if block.src_degree is None or block.dst_degree is None or block.src_loop is None:
+        raise UsageError(
+            "GCNConv: the block has no degrees of the whole graph",
+            "Make blocks with Loader(..., degrees=True), or with Graph.block().",
+        )
+    wide = torch.promote_types(h.dtype, torch.float32)
+    scale = (block.src_degree + ~block.src_loop).to(wide).rsqrt()  # the loop to add counts
+    own = scale[: block.num_dst]
+    num_drawn = block.indptr.diff().clamp(min=1)
+    drawn = block.dst_degree.to(wide) / num_drawn  # d / k: 1 where the row is whole
+    added = torch.where(block.src_loop[: block.num_dst], 0.0, own * own)
+    # factors of float32 would make a narrower h wide: each product is rounded back
+    total = _aggregate(block, (h * scale[:, None]).to(h.dtype), "sum")
+    out = total * (own * drawn)[:, None] + h[: block.num_dst] * added[:, None]
+    return out.to(h.dtype)
