@@ -105,7 +105,8 @@ def guarded(verb: Callable[..., Answer]) -> Callable[..., None]:
         if as_json:
             _print_document(verb.__name__, answer.document)
         else:
-            stdout.print(answer.summary)
+            # a line of text keeps its length: paths in it are copied
+            stdout.print(answer.summary, soft_wrap=isinstance(answer.summary, Text))
         if answer.exit_code:
             raise typer.Exit(answer.exit_code)
 
