@@ -36,11 +36,11 @@ class Dataset:
 
     Parameters
     ----------
-    path : Path
+    path
         The folder; it may be moved while it is not open.
-    ledger : Ledger
+    ledger
         Where all buffers of the run come from.
-    io_threads : int
+    io_threads
         Reader threads.
 
     Attributes
@@ -158,7 +158,7 @@ class Dataset:
 
         Parameters
         ----------
-        name : str
+        name
             ``"train"``, ``"val"`` or ``"test"``.
 
         Returns
@@ -173,7 +173,7 @@ class Dataset:
 
         Parameters
         ----------
-        name : str
+        name
             As the manifest has it, such as ``"nodes/paper/x"``.
 
         Returns
@@ -229,13 +229,13 @@ def open(
 
     Parameters
     ----------
-    path : Path
+    path
         Its folder.
-    memory : str or int, optional
+    memory
         Budget of the HOST tier, such as ``"4GiB"``; default: 80 % of what is free.
-    device_memory : str or int, optional
+    device_memory
         Budget of the DEVICE tier; default: no limit.
-    io_threads : int
+    io_threads
         Threads that read from the disk.
 
     Returns

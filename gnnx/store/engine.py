@@ -79,7 +79,7 @@ class DataFile(Traffic):
 
     Parameters
     ----------
-    path : Path
+    path
         The file.
     """
 
@@ -144,15 +144,15 @@ class Job:
 
     Parameters
     ----------
-    file : DataFile
+    file
         What is read.
-    num_rows : int
+    num_rows
         R.
-    num_chunks : int
+    num_chunks
         Pieces that the request was cut into.
-    arguments : tuple
+    arguments
         Of `read_chunks`, up to the reader's own.
-    held : object
+    held
         What must live until the last reader is done.
     """
 
@@ -173,7 +173,7 @@ class Job:
 
         Parameters
         ----------
-        timeout_s : float
+        timeout_s
             Time limit in seconds.
 
         Raises
@@ -202,7 +202,7 @@ class Job:
 
         Parameters
         ----------
-        timeout_s : float
+        timeout_s
             Time limit in seconds.
 
         Raises
@@ -278,9 +278,9 @@ class ReadEngine(Traffic):
 
     Parameters
     ----------
-    ledger : Ledger
+    ledger
         Buffers (owner ``"read buffers"``) and sorted requests (``"read plan"``) come from here.
-    num_readers : int
+    num_readers
         Threads that read at the same time, at most.
 
     Attributes
@@ -338,20 +338,20 @@ class ReadEngine(Traffic):
 
         Parameters
         ----------
-        file : DataFile
+        file
             Where from.
-        layout : Layout
+        layout
             Where its rows lie.
-        rows : ndarray, (R,) int64
-            At least one row; unchanged until the job is done.
-        size : int, optional
+        rows
+            (R,) int64. At least one row; unchanged until the job is done.
+        size
             Rows are below it and come in any order; None where they ascend.
-        num_rows : int
+        num_rows
             What to count: R, or more where a row stands for several.
-        slots : ndarray, (R,) int64, optional
-            Row i goes to slot ``slots[i]`` of `out`, by default i.
-        out : ndarray, uint8
-            Slots of ``layout.row_bytes`` each, one after the other.
+        slots
+            (R,) int64. Row i goes to slot ``slots[i]`` of `out`, by default i.
+        out
+            uint8. Slots of ``layout.row_bytes`` each, one after the other.
 
         Returns
         -------

@@ -32,9 +32,9 @@ class Pending:
 
     Parameters
     ----------
-    out : Tensor
+    out
         Where they go.
-    job : Job, optional
+    job
         What brings them; none where they are there.
     """
 
@@ -50,7 +50,7 @@ class Pending:
 
         Parameters
         ----------
-        timeout_s : float
+        timeout_s
             Time limit in seconds.
 
         Returns
@@ -99,12 +99,12 @@ class FeatureStore(Protocol):
 
         Parameters
         ----------
-        rows : ndarray, (R,) int64
-            In any order, duplicates allowed; unchanged until the wait is over.
-        out : Tensor, (≥ R, ...), optional
-            Contiguous, on the CPU; made, 64-byte aligned, where it is not given.
-        slots : ndarray, (R,) int64, optional
-            Default: 0, 1, 2, …; slots that are not named keep what they hold.
+        rows
+            (R,) int64. In any order, duplicates allowed; unchanged until the wait is over.
+        out
+            (≥ R, ...). Contiguous, on the CPU; made, 64-byte aligned, where it is not given.
+        slots
+            (R,) int64. Default: 0, 1, 2, …; slots that are not named keep what they hold.
 
         Returns
         -------
@@ -127,13 +127,13 @@ class DiskFeatures(FeatureStore):
 
     Parameters
     ----------
-    path : Path
+    path
         The .npy file; not touched where there are no rows.
-    entry : ArrayEntry
+    entry
         Shape and dtype.
-    engine : ReadEngine
+    engine
         Who reads.
-    ledger : Ledger
+    ledger
         Rows without an `out` come from here (HOST, owner ``"fetch"``).
 
     Attributes
@@ -236,10 +236,12 @@ class DiskFeatures(FeatureStore):
 
         Parameters
         ----------
-        begin, end : int
+        begin
+            See below.
+        end
             0 ≤ begin ≤ end ≤ N.
-        out : Tensor, (≥ end - begin, ...), optional
-            As for `fetch`.
+        out
+            (≥ end - begin, ...). As for `fetch`.
 
         Returns
         -------

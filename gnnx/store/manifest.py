@@ -42,7 +42,7 @@ def disk_dtype(name: str) -> np.dtype[Any]:
 
     Parameters
     ----------
-    name : str
+    name
         Such as ``"float32"`` or ``"bfloat16"``.
 
     Returns
@@ -70,7 +70,7 @@ def check_name(name: str) -> str:
 
     Parameters
     ----------
-    name : str
+    name
         Such as ``"paper"``, ``"nodes/paper/x"`` or ``"edges/node-edge-node/indptr"``.
 
     Returns
@@ -137,13 +137,13 @@ class Manifest:
 
     Parameters
     ----------
-    nodes : dict
+    nodes
         Node types by name.
-    edges : dict
+    edges
         E by edge type.
-    arrays : dict
+    arrays
         Arrays by name: the path inside the folder without ``.npy``.
-    report : dict
+    report
         Counts that preparation found worth telling.
     """
 
@@ -185,7 +185,7 @@ class Manifest:
 
         Parameters
         ----------
-        path : Path
+        path
             The file.
 
         Returns

@@ -46,13 +46,15 @@ class GraphStore:
 
     Parameters
     ----------
-    indptr, indices : DiskFeatures
+    indptr
+        See below.
+    indices
         The CSR.
-    loops : DiskFeatures
+    loops
         Ids of the nodes that have an edge to themselves, ascending.
-    engine : ReadEngine
+    engine
         Who reads.
-    ledger : Ledger
+    ledger
         Where arrays come from.
 
     Attributes
@@ -93,8 +95,8 @@ class GraphStore:
 
         Parameters
         ----------
-        nodes : ndarray, (R,) int64
-            Destinations, in any order.
+        nodes
+            (R,) int64. Destinations, in any order.
 
         Returns
         -------
@@ -133,8 +135,8 @@ class GraphStore:
 
         Parameters
         ----------
-        positions : ndarray, (R,) int64
-            In any order, duplicates allowed.
+        positions
+            (R,) int64. In any order, duplicates allowed.
 
         Returns
         -------
@@ -162,8 +164,8 @@ class GraphStore:
 
         Parameters
         ----------
-        nodes : ndarray, (R,) int64
-            In any order.
+        nodes
+            (R,) int64. In any order.
 
         Returns
         -------
@@ -202,7 +204,7 @@ class GraphStore:
 
         Parameters
         ----------
-        limit_bytes : int
+        limit_bytes
             What may be held, arrays that are resident already included.
 
         Returns
@@ -240,9 +242,11 @@ class GraphStore:
 
         Parameters
         ----------
-        begin, end : int
+        begin
+            See below.
+        end
             Rows ``begin:end``; by default all.
-        max_edges : int
+        max_edges
             Most edges, and most rows, of a piece; a row with more edges is a piece of its own.
 
         Yields

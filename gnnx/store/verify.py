@@ -56,9 +56,9 @@ def verify(path: Path | str, *, progress: Callable[[int], None] | None = None) -
 
     Parameters
     ----------
-    path : Path
+    path
         Folder of the data set.
-    progress : callable, optional
+    progress
         Told the bytes of every page that has been checked, in any order, from any thread.
 
     Returns

@@ -69,8 +69,8 @@ class ArrayWriter:
 
         Parameters
         ----------
-        rows : ndarray, (R, ...)
-            C-contiguous, of the array's dtype (bfloat16: uint16) and row shape.
+        rows
+            (R, ...). C-contiguous, of the array's dtype (bfloat16: uint16) and row shape.
 
         Raises
         ------
@@ -174,11 +174,11 @@ class DatasetWriter:
 
     Parameters
     ----------
-    out : Path
+    out
         Folder to make.
-    overwrite : bool
+    overwrite
         Replace a data set that is there already, when the new one is complete.
-    ledger : Ledger
+    ledger
         Charged for bytes on their way to the disk.
 
     Raises
@@ -258,11 +258,11 @@ class DatasetWriter:
 
         Parameters
         ----------
-        name : str
+        name
             Such as ``"nodes/node/x"``.
-        shape : tuple of int
+        shape
             Rows first, None where their number is known only at the end.
-        dtype : str
+        dtype
             Logical dtype; bfloat16 is appended as uint16.
 
         Returns
