@@ -9,6 +9,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+import gnnx
+from conformance import FeatureStoreSuite, write_dataset
 from gnnx.cache import AccessCounts, FeatureCache, index_bytes
 from gnnx.errors import BudgetError, DataError, UsageError
 from gnnx.memory import Budget, Ledger, Tier
@@ -80,6 +82,29 @@ def bits(tensor):
 
 def unlimited():
     return Ledger(Budget())
+
+
+@pytest.fixture(scope="module", params=["nothing", "one row", "a third", "all"])
+def make(request, tmp_path_factory):
+    """A maker of caches on data sets, as the suite wants it."""
+    folder = tmp_path_factory.mktemp("cache")
+    opened = []
+
+    def of(table):
+        path = write_dataset(folder / str(len(opened)), x=table)
+        opened.append(gnnx.open(path, memory="64MiB"))
+        rows = np.arange(len(table))
+        step = {"nothing": len(rows), "one row": len(rows), "a third": 3, "all": 1}[request.param]
+        ids = rows[:0] if request.param == "nothing" else rows[step - 1 :: step]
+        return FeatureCache(opened[-1].features, ids, opened[-1].ledger)
+
+    yield of
+    for dataset in opened:
+        dataset.close()
+
+
+class TestFeatureCache(FeatureStoreSuite):
+    """The suite, with the fixture `make` above."""
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -201,6 +226,13 @@ def test_a_place_outside_the_output_is_refused(bad):
     cache = FeatureCache(MemoryFeatures(table(10, (2,))), np.arange(10), unlimited())
     with pytest.raises(UsageError, match="outside the output"):
         cache.read(np.array([3, 1]), torch.zeros(3, 2), np.array([0, bad]))
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_as_many_slots_as_rows(count):
+    cache = FeatureCache(MemoryFeatures(table(10, (2,))), np.arange(10), unlimited())
+    with pytest.raises(UsageError, match=f"{count} slots for 2 rows"):
+        cache.read(np.array([3, 1]), torch.zeros(3, 2), np.arange(count))
 
 
 def test_too_small_a_budget_is_an_error_and_leaves_nothing():

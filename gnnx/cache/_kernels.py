@@ -162,11 +162,9 @@ def misses_kernel(rows: Any, places: Any, bits: Any, missing: Any, missing_place
 
 
 @kernel
-def hits_kernel(
-    begin: Any, end: Any, rows: Any, places: Any, bits: Any, before: Any, kept: Any, out: Any
-) -> None:
-    """Copy what is cached of rows begin:end to its places; `kept` and `out` are machine words."""
-    for i in range(begin, end):
+def hits_kernel(rows: Any, places: Any, bits: Any, before: Any, kept: Any, out: Any) -> None:
+    """Copy the rows that are cached to their places; `kept` and `out` are machine words."""
+    for i in range(rows.shape[0]):
         row = rows[i]
         if not _cached(bits, row):
             continue

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from gnnx import threads
 from gnnx.cache import _kernels
 from gnnx.errors import DataError, UsageError
 from gnnx.memory import Tier
@@ -29,7 +28,6 @@ if TYPE_CHECKING:
     from gnnx.store import Pending
 
 _FILL_ROWS = 1 << 14  # rows asked at a time: some MiB, and little to plan
-_GRAIN_BYTES = 4 << 20  # rows copied by one call: a millisecond, against 50 us to hand it over
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -199,6 +197,10 @@ class FeatureCache(FeatureStore):
             self._count(len(rows), num_hits=0)
             return pending
         rows = np.ascontiguousarray(rows, np.int64)
+        if slots is not None:
+            slots = np.ascontiguousarray(slots, np.int64)
+            if len(slots) != len(rows):
+                raise UsageError(f"{len(slots)} slots for {len(rows)} rows", "Give one a row.")
         if out is None:
             num_places = len(rows) if slots is None else int(slots.max(initial=-1)) + 1
             shape = (num_places, *self.row_shape)
@@ -224,14 +226,9 @@ class FeatureCache(FeatureStore):
             return
         word = math.gcd(self.row_bytes, out.data_ptr(), 8)
         words, target = (_words(table, self.row_bytes, word) for table in (kept, out))
-        bits, before = self._bits, self._before
-        threads.run(
-            lambda begin, end: _kernels.hits_kernel(
-                begin, end, rows, slots, bits, before, words, target
-            ),
-            len(rows),
-            grain=_GRAIN_BYTES // self.row_bytes + 1,
-        )
+        # one thread: the copy is bound by memory (two take as long as one), and batches are
+        # prepared side by side
+        _kernels.hits_kernel(rows, slots, self._bits, self._before, words, target)
 
     def _count(self, num_rows: int, num_hits: int) -> None:
         num_misses = num_rows - num_hits
