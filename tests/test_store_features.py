@@ -3,11 +3,9 @@
 import numpy as np
 import pytest
 import torch
-from conformance import FeatureStoreSuite, bits, random_table, write_dataset
 
 import gnnx
-from gnnx.errors import DataError, UsageError
-from gnnx.memory import Tier
+from conformance import FeatureStoreSuite, bits, random_table, write_dataset
 
 
 class Maker:

@@ -1,9 +1,10 @@
-"""A data set on disk: the format, the writer, the read engine, graph and features."""
+"""A dataset on disk: the format, the writer, the read engine, graph and features."""
 
 from gnnx.store.dataset import Dataset, open
 from gnnx.store.engine import ReadEngine
 from gnnx.store.features import DiskFeatures, FeatureStore, Pending
 from gnnx.store.manifest import Manifest
+from gnnx.store.scratch import ScratchRows
 from gnnx.store.topology import GraphStore
 from gnnx.store.verify import Problem, verify
 from gnnx.store.writer import ArrayWriter, DatasetWriter
@@ -19,6 +20,7 @@ __all__ = [
     "Pending",
     "Problem",
     "ReadEngine",
+    "ScratchRows",
     "open",
     "verify",
 ]

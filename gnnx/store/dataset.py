@@ -1,4 +1,4 @@
-"""A data set on disk, opened read-only in memory that does not depend on its size.
+"""A dataset on disk, opened read-only in memory that does not depend on its size.
 
 Letters: N nodes, E edges, F feature width.
 """
@@ -88,7 +88,7 @@ class Dataset:
 
     @property
     def fingerprint(self) -> str:
-        """SHA-256 in hexadecimal: equal for data sets with the same data."""
+        """SHA-256 in hexadecimal: equal for datasets with the same data."""
         return self.manifest.fingerprint
 
     @property
@@ -164,7 +164,7 @@ class Dataset:
         Returns
         -------
         DiskFeatures
-            Rows () int64; none where the data set has no such split.
+            Rows () int64; none where the dataset has no such split.
         """
         return self._array_or_ids(f"nodes/{self._node_type()}/{name}")
 
@@ -187,7 +187,7 @@ class Dataset:
             There is no such array.
         """
         if name not in self.manifest.arrays:
-            raise DataError(f"{self.path / name}.npy: not in the data set", "Prepare it with it.")
+            raise DataError(f"{self.path / name}.npy: not in the dataset", "Prepare it with it.")
         return self._open_array(name, self.manifest.arrays[name])
 
     def _array_or_ids(self, name: str) -> DiskFeatures:
@@ -225,7 +225,7 @@ def open(
     device_memory: str | int | None = None,
     io_threads: int = 16,
 ) -> Dataset:
-    """Open a data set: reads the manifest and the files' sizes, and nothing else.
+    """Open a dataset: reads the manifest and the files' sizes, and nothing else.
 
     Parameters
     ----------
@@ -246,7 +246,7 @@ def open(
     Raises
     ------
     DataError
-        The folder is no complete data set, or a file has another size than the manifest says.
+        The folder is no complete dataset, or a file has another size than the manifest says.
     UsageError
         An argument is wrong.
     """
@@ -263,8 +263,8 @@ def _checked_manifest(path: Path) -> Manifest:
         if path.with_name(f".{path.name}.partial").exists():
             raise DataError(f"{path}: its preparation has not ended", "Prepare it again.")
         if not path.exists():
-            raise DataError(f"{path}: no such folder", "Give the folder of a data set.")
-        raise DataError(f"{path}: not a gnnx data set: no {MANIFEST}", "Prepare it first.")
+            raise DataError(f"{path}: no such folder", "Give the folder of a dataset.")
+        raise DataError(f"{path}: not a gnnx dataset: no {MANIFEST}", "Prepare it first.")
     manifest = Manifest.load(file)
     for name, entry in manifest.arrays.items():
         array = path / f"{name}.npy"
@@ -275,6 +275,6 @@ def _checked_manifest(path: Path) -> Manifest:
         if found != entry.num_bytes:
             raise DataError(
                 f"{array}: {entry.num_bytes} bytes expected, {max(0, found)} found",
-                "Restore the file, or prepare the data set again.",
+                "Restore the file, or prepare the dataset again.",
             )
     return manifest

@@ -256,7 +256,7 @@ def _read_error(path: Path, result: NDArray[np.int64]) -> GnnxError | None:
     if code:
         return RunError(
             f"{path}: {os.strerror(code)}: {expected} bytes expected at byte {at}, {found} found",
-            "Check the disk, and the data set with gnnx verify.",
+            "Check the disk, and the dataset with gnnx verify.",
         )
     if found < expected:
         return DataError(
@@ -267,11 +267,11 @@ def _read_error(path: Path, result: NDArray[np.int64]) -> GnnxError | None:
 
 
 def _closed(path: Path) -> RunError:
-    return RunError(f"{path}: the data set was closed", "Wait for reads before closing it.")
+    return RunError(f"{path}: the dataset was closed", "Wait for reads before closing it.")
 
 
 class ReadEngine(Traffic):
-    """Reader threads and their buffers, shared by the files of a data set.
+    """Reader threads and their buffers, shared by the files of a dataset.
 
     Threads start with the first request and stop in `close`. Buffers take at most an eighth of
     the HOST budget, so that a small budget gets fewer and smaller ones.
@@ -328,11 +328,11 @@ class ReadEngine(Traffic):
         file: DataFile,
         layout: Layout,
         rows: NDArray[np.int64],
-        *,
-        size: int | None,
-        num_rows: int,
-        slots: NDArray[np.int64] | None,
         out: NDArray[np.uint8],
+        *,
+        num_rows: int,
+        size: int | None = None,
+        slots: NDArray[np.int64] | None = None,
     ) -> Job:
         """Begin to read rows; returns before they are read.
 
@@ -344,14 +344,14 @@ class ReadEngine(Traffic):
             Where its rows lie.
         rows
             (R,) int64. At least one row; unchanged until the job is done.
-        size
-            Rows are below it and come in any order; None where they ascend.
-        num_rows
-            What to count: R, or more where a row stands for several.
-        slots
-            (R,) int64. Row i goes to slot ``slots[i]`` of `out`, by default i.
         out
             uint8. Slots of ``layout.row_bytes`` each, one after the other.
+        num_rows
+            What to count: R, or more where a row stands for several.
+        size
+            Rows are below it and come in any order; None where they ascend.
+        slots
+            (R,) int64. Row i goes to slot ``slots[i]`` of `out`, by default i.
 
         Returns
         -------
@@ -437,18 +437,20 @@ class ReadEngine(Traffic):
         self._begin()
         buffer = self._idle.get()
         result = np.zeros(7, np.int64)
-        error: GnnxError | None = RunError(f"{job.file.path}: a reader died", "Report this.")
+        own = buffer.ctypes.data, len(buffer), job.state, result
+        error: GnnxError | None
         try:
-            own = buffer.ctypes.data, len(buffer), job.state, result
             read_chunks(*(*job.arguments, *own))
             error = _read_error(job.file.path, result)
-        finally:
-            self._idle.put(buffer)
-            self._end(job.file, result)
-            job.leave(int(result[_kernels.CHUNKS]), error)
-            if job.done():
-                with self._lock:
-                    self._jobs.discard(job)
+        except BaseException as defect:  # else those who wait would hear of it only by time
+            error = RunError(f"{job.file.path}: a reader died: {defect!r}", "Report this.")
+            error.__cause__ = defect
+        self._idle.put(buffer)
+        self._end(job.file, result)
+        job.leave(int(result[_kernels.CHUNKS]), error)
+        if job.done():
+            with self._lock:
+                self._jobs.discard(job)
 
     def _begin(self) -> None:
         with self._lock:

@@ -123,7 +123,7 @@ class FeatureStore(Protocol):
 
 
 class DiskFeatures(FeatureStore):
-    """One array of a data set, read row by row; made by `Dataset`.
+    """One array of a dataset, read row by row; made by `Dataset`.
 
     Parameters
     ----------
@@ -175,17 +175,21 @@ class DiskFeatures(FeatureStore):
         out: torch.Tensor | None = None,
         slots: NDArray[np.int64] | None = None,
     ) -> Pending:
-        """As `FeatureStore.fetch`.
+        """Begin to read rows: ``out[slots[i]] = row rows[i]``; returns before they are there.
 
         Parameters
         ----------
-        rows, out, slots
-            As there.
+        rows
+            (R,) int64. In any order, duplicates allowed; unchanged until the wait is over.
+        out
+            (≥ R, ...). Contiguous, on the CPU; made, 64-byte aligned, where it is not given.
+        slots
+            (R,) int64. Default: 0, 1, 2, …; slots that are not named keep what they hold.
 
         Returns
         -------
         Pending
-            As there.
+            Whose `wait` gives `out`.
 
         Raises
         ------
@@ -194,7 +198,9 @@ class DiskFeatures(FeatureStore):
         UsageError
             `out` or `slots` do not fit the rows.
         BudgetError
-            There is no room for `out` or for the sorted request.
+            There is no room for `out`, for 8 bytes a row where they do not ascend, or for a block.
+        RunError
+            The dataset is closed, or the file cannot be opened.
         """
         rows = np.ascontiguousarray(rows, np.int64)
         bad, ascending = check_ids(rows, self.num_rows)
@@ -203,43 +209,30 @@ class DiskFeatures(FeatureStore):
                 f"{self.path}: row {rows[bad]} asked for, there are {self.num_rows} rows",
                 f"Ids run from 0 to {self.num_rows - 1}.",
             )
-        if out is None:
-            out = self._empty(len(rows) if slots is None else int(slots.max(initial=-1)) + 1)
-        self._check_out(out)
-        if slots is not None:
+        if slots is None:
+            out = self._place(out, len(rows))
+        else:
             slots = np.ascontiguousarray(slots, np.int64)
-            if len(slots) != len(rows) or check_ids(slots, len(out))[0] >= 0:
+            out = self._place(out, int(slots.max(initial=-1)) + 1)
+            if len(slots) != len(rows) or slots.min(initial=0) < 0:
                 raise UsageError(
-                    f"{self.path}: slots for {len(rows)} rows in {len(out)} places do not fit",
-                    "Give a slot below the length of out for every row.",
+                    f"{self.path}: {len(slots)} slots for {len(rows)} rows, the lowest "
+                    f"{slots.min(initial=0)}",
+                    "Give a slot from 0 up for every row.",
                 )
-        elif len(out) < len(rows):
-            raise UsageError(
-                f"{self.path}: {len(rows)} rows do not fit in {len(out)} places",
-                "Give a larger out.",
-            )
-        if len(rows) == 0 or self.row_bytes == 0:
-            return Pending(out)
-        job = self._engine.submit(
-            self.file,
-            Layout(HEADER_BYTES, self.row_bytes, self.row_bytes, self._end),
-            rows,
-            size=None if ascending else self.num_rows,
-            num_rows=len(rows),
-            slots=slots,
-            out=_bytes(out),
-        )
-        return Pending(out, job)
+        layout = Layout(HEADER_BYTES, self.row_bytes, self.row_bytes, self._end)
+        size = None if ascending else self.num_rows
+        return self._submit(layout, rows, out, size=size, num_rows=len(rows), slots=slots)
 
     def fetch_range(self, begin: int, end: int, out: torch.Tensor | None = None) -> Pending:
-        """Begin to bring rows ``begin:end`` by large reads, for passes over the whole array.
+        """Begin to read rows ``begin:end`` by large reads, for passes over the whole array.
 
         Parameters
         ----------
         begin
-            See below.
+            The first row.
         end
-            0 ≤ begin ≤ end ≤ N.
+            The row after the last one.
         out
             (≥ end - begin, ...). As for `fetch`.
 
@@ -254,53 +247,53 @@ class DiskFeatures(FeatureStore):
             The range is not inside the array.
         UsageError
             `out` does not fit the rows.
+        BudgetError
+            There is no room for `out` or for a block.
         """
         if not 0 <= begin <= end <= self.num_rows:
             raise DataError(
                 f"{self.path}: rows {begin} to {end} asked for, there are {self.num_rows} rows",
                 "Give a range inside the array.",
             )
-        if out is None:
-            out = self._empty(end - begin)
-        self._check_out(out)
-        if len(out) < end - begin:
-            raise UsageError(
-                f"{self.path}: {end - begin} rows do not fit in {len(out)} places",
-                "Give a larger out.",
-            )
-        if begin == end or self.row_bytes == 0:
-            return Pending(out)
+        out = self._place(out, end - begin)
         base, stop = (HEADER_BYTES + row * self.row_bytes for row in (begin, end))
         # the range is read as a table of its own, whose rows are as long as a read
+        layout = Layout(base, LARGEST_RUN, LARGEST_RUN, stop)
         pieces = np.arange(-(-(stop - base) // LARGEST_RUN))
-        job = self._engine.submit(
-            self.file,
-            Layout(base, LARGEST_RUN, LARGEST_RUN, stop),
-            pieces,
-            size=None,
-            num_rows=end - begin,
-            slots=None,
-            out=_bytes(out),
-        )
-        return Pending(out, job)
+        return self._submit(layout, pieces, out, num_rows=end - begin)
 
     def read_range(self, begin: int, end: int, out: torch.Tensor | None = None) -> torch.Tensor:
         """``fetch_range(begin, end, out).wait()``."""
         return self.fetch_range(begin, end, out).wait()
 
-    def _empty(self, num_rows: int) -> torch.Tensor:
-        return self._ledger.tensor((num_rows, *self.row_shape), self.dtype, Tier.HOST, "fetch")
+    def _submit(
+        self,
+        layout: Layout,
+        rows: NDArray[np.int64],
+        out: torch.Tensor,
+        *,
+        num_rows: int,
+        size: int | None = None,
+        slots: NDArray[np.int64] | None = None,
+    ) -> Pending:
+        if len(rows) == 0 or self.row_bytes == 0:
+            return Pending(out)
+        raw = out.detach().view(-1).view(torch.uint8).numpy()  # bytes, whatever the dtype
+        job = self._engine.submit(
+            self.file, layout, rows, raw, size=size, num_rows=num_rows, slots=slots
+        )
+        return Pending(out, job)
 
-    def _check_out(self, out: torch.Tensor) -> None:
-        fits = out.dtype == self.dtype and tuple(out.shape[1:]) == self.row_shape
-        if not (fits and out.dim() > 0 and out.is_contiguous() and out.device.type == "cpu"):
+    def _place(self, out: torch.Tensor | None, num_rows: int) -> torch.Tensor:
+        """Check that rows may go to `out`, or make it."""
+        if out is None:
+            shape = (num_rows, *self.row_shape)
+            return self._ledger.tensor(shape, self.dtype, Tier.HOST, "fetch")
+        fits = out.dtype == self.dtype and out.dim() > 0 and out.shape[1:] == self.row_shape
+        if not (fits and len(out) >= num_rows and out.is_contiguous() and out.device.type == "cpu"):
             raise UsageError(
-                f"{self.path}: rows of {self.dtype} {self.row_shape} do not go to {out.dtype} "
-                f"{tuple(out.shape)} on {out.device}",
-                "Give a contiguous CPU tensor of the array's dtype and row shape.",
+                f"{self.path}: {num_rows} rows {self.row_shape} of {self.dtype} do not go into "
+                f"{tuple(out.shape)} of {out.dtype} on {out.device}",
+                "Give a contiguous CPU tensor of the array's dtype and row shape, long enough.",
             )
-
-
-def _bytes(out: torch.Tensor) -> NDArray[np.uint8]:
-    """View the tensor's memory, whatever its dtype."""
-    return out.detach().view(-1).view(torch.uint8).numpy()
+        return out

@@ -1,4 +1,4 @@
-"""The manifest of a data set: what the folder holds, in one small JSON file that is written last.
+"""The manifest of a dataset: what the folder holds, in one small JSON file that is written last.
 
 Letters: N nodes, E edges, F feature width. docs/format.md describes the format field by field.
 """
@@ -100,7 +100,7 @@ class NodeType:
 
 @dataclasses.dataclass(frozen=True)
 class ArrayEntry:
-    """One array of a data set."""
+    """One array of a dataset."""
 
     shape: tuple[int, ...]
     """First the rows, then the shape of a row."""
@@ -133,7 +133,7 @@ class ArrayEntry:
 
 @dataclasses.dataclass(frozen=True)
 class Manifest:
-    """What a data set holds.
+    """What a dataset holds.
 
     Parameters
     ----------
@@ -170,7 +170,7 @@ class Manifest:
 
     @property
     def fingerprint(self) -> str:
-        """SHA-256 of the manifest in hexadecimal: equal if and only if the data sets are."""
+        """SHA-256 of the manifest in hexadecimal: equal if and only if the datasets are."""
         return hashlib.sha256(_canonical(self._document())).hexdigest()
 
     def dump(self) -> str:
@@ -198,17 +198,17 @@ class Manifest:
         DataError
             The file is damaged, of another format or version, or contradicts itself.
         """
-        again = "Restore the file, or prepare the data set again."
+        again = "Restore the file, or prepare the dataset again."
         try:
             document = json.loads(path.read_bytes())
         except ValueError as error:  # bad JSON and bad UTF-8 alike
             raise DataError(f"{path}: damaged: {error}", again) from None
         if not isinstance(document, dict) or document.get("format") != FORMAT:
-            raise DataError(f"{path}: not the manifest of a gnnx data set", "Give another folder.")
+            raise DataError(f"{path}: not the manifest of a gnnx dataset", "Give another folder.")
         if document.get("version") != VERSION:
             raise DataError(
                 f"{path}: format version {document.get('version')}, this gnnx reads {VERSION}",
-                "Use the version of gnnx that wrote it, or prepare the data set again.",
+                "Use the version of gnnx that wrote it, or prepare the dataset again.",
             )
         expected, found = document.pop("crc32", None), zlib.crc32(_canonical(document))
         if expected != found:

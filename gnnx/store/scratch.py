@@ -18,7 +18,7 @@ from gnnx.errors import ResourceError
 from gnnx.memory import Tier
 from gnnx.store.features import DiskFeatures
 from gnnx.store.manifest import HEADER_BYTES, ArrayEntry
-from gnnx.store.writer import _write
+from gnnx.store.writer import write_all
 
 if TYPE_CHECKING:
     import numpy as np
@@ -111,7 +111,7 @@ class ScratchRows(DiskFeatures):
             local = torch.from_numpy(ids[begin:end] - first)
             piece[local] = rows[begin:end].detach().cpu()
             size = (int(local[-1]) + 1) * self.row_bytes
-            _write(self._fd, raw[:size], HEADER_BYTES + first * self.row_bytes, self.path)
+            write_all(self._fd, raw[:size], HEADER_BYTES + first * self.row_bytes, self.path)
             self._dirty += size
             if self._dirty >= _DIRTY_BYTES:
                 os.fdatasync(self._fd)

@@ -1,4 +1,4 @@
-"""The graph of a data set: in-edges as CSR, read from RAM or from disk with the same results.
+"""The graph of a dataset: in-edges as CSR, read from RAM or from disk with the same results.
 
 Letters: N nodes, E edges, R rows or positions asked. Row d of the CSR lists the sources of d.
 """
@@ -47,9 +47,9 @@ class GraphStore:
     Parameters
     ----------
     indptr
-        See below.
+        (N + 1,) int64: where rows begin.
     indices
-        The CSR.
+        (E,) int32 or int64: the sources, row after row.
     loops
         Ids of the nodes that have an edge to themselves, ascending.
     engine
@@ -121,10 +121,9 @@ class GraphStore:
                 self._indptr.file,
                 layout,
                 nodes,
+                pairs.view(np.uint8),
                 size=None if ascending else self.num_nodes,
                 num_rows=len(nodes),
-                slots=None,
-                out=pairs.view(np.uint8),
             ).wait(WAIT_S)
             start[:] = pairs[::2]
             np.subtract(pairs[1::2], start, out=degree)
@@ -170,7 +169,7 @@ class GraphStore:
         Returns
         -------
         ndarray, (R,) bool
-            All false where the data set stores no loops.
+            All false where the dataset stores no loops.
 
         Raises
         ------
@@ -243,9 +242,9 @@ class GraphStore:
         Parameters
         ----------
         begin
-            See below.
+            The first row.
         end
-            Rows ``begin:end``; by default all.
+            The row after the last one; by default N.
         max_edges
             Most edges, and most rows, of a piece; a row with more edges is a piece of its own.
 

@@ -1,10 +1,11 @@
-"""Checking a data set: every page of every array against its checksum."""
+"""Checking a dataset: every page of every array against its checksum."""
 
 from __future__ import annotations
 
 import mmap
 import os
 import struct
+import threading
 import zlib
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -14,13 +15,13 @@ from gnnx.errors import DataError
 from gnnx.store.manifest import HEADER_BYTES, MANIFEST, PAGE_BYTES, ArrayEntry, Manifest
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
 _PIECE_BYTES = 1 << 20
 
 
 class Problem(NamedTuple):
-    """One thing that is wrong with a data set."""
+    """One thing that is wrong with a dataset."""
 
     file: Path
     """The damaged file."""
@@ -51,15 +52,15 @@ class _Task(NamedTuple):
     crc: int
 
 
-def verify(path: Path | str, *, progress: Callable[[int], None] | None = None) -> list[Problem]:
-    """Read every array of a data set and hold it against the manifest and the checksums.
+def verify(path: Path | str, *, progress: threads.Progress | None = None) -> list[Problem]:
+    """Read every array of a dataset and hold it against the manifest and the checksums.
 
     Parameters
     ----------
     path
-        Folder of the data set.
+        Folder of the dataset.
     progress
-        Told the bytes of every page that has been checked, in any order, from any thread.
+        Told ``("verify", done, total)`` in bytes after every page.
 
     Returns
     -------
@@ -69,11 +70,11 @@ def verify(path: Path | str, *, progress: Callable[[int], None] | None = None) -
     Raises
     ------
     DataError
-        There is no data set, or its manifest is damaged.
+        There is no dataset, or its manifest is damaged.
     """
     path = Path(path)
     if not (path / MANIFEST).is_file():
-        raise DataError(f"{path}: not a gnnx data set: no {MANIFEST}", "Give another folder.")
+        raise DataError(f"{path}: not a gnnx dataset: no {MANIFEST}", "Give another folder.")
     problems: list[Problem] = []
     tasks: list[_Task] = []
     for name, entry in Manifest.load(path / MANIFEST).arrays.items():
@@ -83,11 +84,17 @@ def verify(path: Path | str, *, progress: Callable[[int], None] | None = None) -
         if not found:
             tasks += _pages(file, entry)
 
+    total, done, lock = sum(task.end - task.begin for task in tasks), 0, threading.Lock()
+
     def check(begin: int, end: int) -> None:
+        nonlocal done
         for task in tasks[begin:end]:
-            problems.extend(_check_page(task))
-            if progress is not None:
-                progress(task.end - task.begin)
+            found = list(_check_page(task))
+            with lock:
+                problems.extend(found)
+                done += task.end - task.begin
+                if progress is not None:
+                    progress("verify", done, total)
 
     threads.run(check, len(tasks))
     return sorted(problems, key=lambda problem: (problem.file, problem.begin))

@@ -1,4 +1,4 @@
-"""Writing a data set: into a temporary folder, under a lock, checksummed on the way, renamed last.
+"""Writing a dataset: into a temporary folder, under a lock, checksummed on the way, renamed last.
 
 Letters: N nodes, E edges, F feature width.
 """
@@ -42,7 +42,7 @@ _LARGEST_WINDOW, _SMALLEST_WINDOW = 8 << 20, 256 << 10
 
 
 class ArrayWriter:
-    """One array of a data set, appended to in pieces; made by `DatasetWriter.array`.
+    """One array of a dataset, appended to in pieces; made by `DatasetWriter.array`.
 
     The kernel may hold two windows of unwritten bytes, which are charged to the HOST tier: a
     window is written back while the next one fills and then leaves the page cache, so that a large
@@ -90,7 +90,7 @@ class ArrayWriter:
             room = min(PAGE_BYTES - filled, self._window - self._at % self._window)
             piece = data[done : done + room]
             self._crc = zlib.crc32(piece, self._crc)
-            _write(self._fd, piece, self._at, self.path)
+            write_all(self._fd, piece, self._at, self.path)
             self._at += len(piece)
             done += len(piece)
             if filled + len(piece) == PAGE_BYTES:
@@ -143,14 +143,14 @@ class ArrayWriter:
         if self._shape[0] not in {None, self.num_rows}:
             raise RunError(
                 f"{self.path.name}: {self._shape[0]} rows expected, {self.num_rows} found",
-                "Write all rows before the data set is committed.",
+                "Write all rows before the dataset is committed.",
             )
         if (self._at - HEADER_BYTES) % PAGE_BYTES:
             self._close_page()
         sums = b"".join(crc.to_bytes(4, "little") for crc in self._crcs)
         shape = (self.num_rows, *(size for size in self._shape[1:] if size is not None))
         entry = ArrayEntry(shape, self._logical, zlib.crc32(sums))
-        _write(self._fd, memoryview(entry.header()), 0, self.path)
+        write_all(self._fd, memoryview(entry.header()), 0, self.path)
         os.fsync(self._fd)
         os.posix_fadvise(self._fd, 0, 0, os.POSIX_FADV_DONTNEED)
         self.close()
@@ -166,7 +166,7 @@ class ArrayWriter:
 
 
 class DatasetWriter:
-    """Writes a data set; a context manager that commits on leaving, or removes all on an error.
+    """Writes a dataset; a context manager that commits on leaving, or removes all on an error.
 
     Everything goes to the folder ``.<name>.partial`` beside `out` and gets its name when it is
     complete. Whoever holds the lock file ``.<name>.lock`` may write; the lock dies with its
@@ -177,14 +177,14 @@ class DatasetWriter:
     out
         Folder to make.
     overwrite
-        Replace a data set that is there already, when the new one is complete.
+        Replace a dataset that is there already, when the new one is complete.
     ledger
         Charged for bytes on their way to the disk.
 
     Raises
     ------
     UsageError
-        `out` exists, or is not a data set that could be replaced.
+        `out` exists, or is not a dataset that could be replaced.
     ResourceError
         Another process is writing it, or the disk is full.
     """
@@ -236,7 +236,7 @@ class DatasetWriter:
             raise UsageError(f"{self.out} exists already", "Give another name, or overwrite it.")
         if not (self.out / MANIFEST).is_file():
             raise UsageError(
-                f"{self.out} is not a gnnx data set, so it is not overwritten", "Give another name."
+                f"{self.out} is not a gnnx dataset, so it is not overwritten", "Give another name."
             )
 
     def nodes(self, name: str, count: int, *, num_classes: int = 0) -> None:
@@ -292,7 +292,7 @@ class DatasetWriter:
         return self._writers[name]
 
     def commit(self) -> None:
-        """Complete the data set on disk and give it its name; a second call does nothing.
+        """Complete the dataset on disk and give it its name; a second call does nothing.
 
         Raises
         ------
@@ -349,8 +349,27 @@ class _Lock:
         os.close(self._fd)
 
 
-def _write(fd: int, data: memoryview, at: int, path: Path) -> None:
-    """Write all of the data at an offset."""
+def write_all(fd: int, data: memoryview, at: int, path: Path) -> None:
+    """Write all of the data at an offset of a file.
+
+    Parameters
+    ----------
+    fd
+        Descriptor of the file.
+    data
+        The bytes.
+    at
+        Offset of the first.
+    path
+        Name of the file, for messages.
+
+    Raises
+    ------
+    ResourceError
+        The disk is full.
+    RunError
+        It fails otherwise.
+    """
     while data:
         try:
             written = os.pwrite(fd, data, at)
@@ -369,7 +388,7 @@ def _write_error(error: OSError, path: Path, size: int, at: int) -> GnnxError:
 def _write_file(path: Path, data: bytes) -> None:
     fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
     try:
-        _write(fd, memoryview(data), 0, path)
+        write_all(fd, memoryview(data), 0, path)
         os.fsync(fd)
     finally:
         os.close(fd)
