@@ -6,7 +6,7 @@ import torch
 from gnnx import ops
 from gnnx.errors import UsageError
 from gnnx.graph import Graph
-from gnnx.nn import GCN, SAGE, ConvLayer, Dropout, GCNConv, Stack
+from gnnx.nn import GCN, SAGE, ConvLayer, Dropout, GCNConv, Stack, build_model
 from gnnx.random import Key
 
 MODELS = {
@@ -148,3 +148,24 @@ def test_learns(name):
         optimizer.step()
     predicted = model.eval()(blocks_of(graph, 3), x).argmax(1)
     assert (predicted == y).double().mean() > 0.9
+
+
+@pytest.mark.parametrize("model", [GCN(5, 4, 3, 2, 0.1), SAGE(5, 4, 3, 2, aggr="max")])
+def test_a_config_makes_an_equal_model(model):
+    again = build_model(model.config)
+    assert type(again) is type(model)
+    assert again.config == model.config
+    again.load_state_dict(model.state_dict())
+
+
+@pytest.mark.parametrize(
+    ("config", "cause"),
+    [
+        ({"model": "gpt"}, "model 'gpt' is unknown"),
+        ({}, "model None is unknown"),
+        ({"model": "gcn", "heads": 2}, "model gcn: .*heads"),
+    ],
+)
+def test_a_wrong_config_is_named(config, cause):
+    with pytest.raises(UsageError, match=cause):
+        build_model(config)

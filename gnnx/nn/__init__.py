@@ -6,6 +6,16 @@ Parameters are drawn from torch's default generator.
 """
 
 from gnnx.nn.conv import GCNConv, SAGEConv
-from gnnx.nn.models import GCN, SAGE, ConvLayer, Dropout, Stack
+from gnnx.nn.models import GCN, MODELS, SAGE, ConvLayer, Dropout, Stack, build_model
 
-__all__ = ["GCN", "SAGE", "ConvLayer", "Dropout", "GCNConv", "SAGEConv", "Stack"]
+__all__ = [
+    "GCN",
+    "MODELS",
+    "SAGE",
+    "ConvLayer",
+    "Dropout",
+    "GCNConv",
+    "SAGEConv",
+    "Stack",
+    "build_model",
+]

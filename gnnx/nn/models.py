@@ -7,6 +7,7 @@ one by one, over the whole graph or over parts of it; it finds the same numbers.
 from __future__ import annotations
 
 import itertools
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal
 
 from torch import Tensor, nn
@@ -16,7 +17,7 @@ from gnnx.errors import UsageError
 from gnnx.nn.conv import GCNConv, SAGEConv
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from gnnx.graph import Block
 
@@ -183,6 +184,11 @@ class GCN(Stack):
         At least 1.
     dropout
         Probability of an element to be zeroed in training, the input's included.
+
+    Attributes
+    ----------
+    config : dict
+        What `build_model` makes an equal one of.
     """
 
     def __init__(
@@ -196,6 +202,14 @@ class GCN(Stack):
         widths = _widths(in_features, hidden_features, out_features, num_layers)
         convs = [GCNConv(*pair) for pair in itertools.pairwise(widths)]
         super().__init__(_with_relu_between(convs, dropout))
+        self.config = {
+            "model": "gcn",
+            "in_features": in_features,
+            "hidden_features": hidden_features,
+            "out_features": out_features,
+            "num_layers": num_layers,
+            "dropout": dropout,
+        }
 
 
 class SAGE(Stack):
@@ -215,6 +229,11 @@ class SAGE(Stack):
         As in `SAGEConv`.
     dropout
         Probability of an element to be zeroed in training, the input's included.
+
+    Attributes
+    ----------
+    config : dict
+        What `build_model` makes an equal one of.
     """
 
     def __init__(
@@ -229,6 +248,47 @@ class SAGE(Stack):
         widths = _widths(in_features, hidden_features, out_features, num_layers)
         convs = [SAGEConv(*pair, aggr=aggr) for pair in itertools.pairwise(widths)]
         super().__init__(_with_relu_between(convs, dropout))
+        self.config = {
+            "model": "sage",
+            "in_features": in_features,
+            "hidden_features": hidden_features,
+            "out_features": out_features,
+            "num_layers": num_layers,
+            "aggr": aggr,
+            "dropout": dropout,
+        }
+
+
+MODELS: Mapping[str, type[GCN | SAGE]] = MappingProxyType({"gcn": GCN, "sage": SAGE})
+"""Models by the name that a configuration gives them."""
+
+
+def build_model(config: Mapping[str, Any]) -> Stack:
+    """Make the model that a configuration describes, with new parameters.
+
+    Parameters
+    ----------
+    config
+        As a model's `config`: ``"model"`` and the arguments of its constructor.
+
+    Returns
+    -------
+    Stack
+        One of `MODELS`.
+
+    Raises
+    ------
+    UsageError
+        The name or an argument is unknown.
+    """
+    arguments = dict(config)
+    name = arguments.pop("model", None)
+    if name not in MODELS:
+        raise UsageError(f"model {name!r} is unknown", f"Give one of {', '.join(MODELS)}.")
+    try:
+        return MODELS[name](**arguments)
+    except TypeError as error:
+        raise UsageError(f"model {name}: {error}", "Give the arguments of its class.") from error
 
 
 def _widths(
