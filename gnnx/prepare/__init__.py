@@ -1,0 +1,7 @@
+"""Raw input to a data set on disk, in bounded memory, checked on the way; and made-up graphs."""
+
+from gnnx.prepare.build import prepare
+from gnnx.prepare.community import synth
+from gnnx.prepare.report import Report
+
+__all__ = ["Report", "prepare", "synth"]

@@ -1,0 +1,222 @@
+"""From raw input to a data set: open, agree on N, features, labels, splits, edges.
+
+Letters: N nodes.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+
+from gnnx.errors import DataError, UsageError
+from gnnx.memory import Budget, Ledger
+from gnnx.prepare.arrays import Workspace
+from gnnx.prepare.csr import CsrBuilder, EdgeRules
+from gnnx.prepare.nodes import Labels, write_features
+from gnnx.prepare.report import Report
+from gnnx.prepare.sources import Reader
+from gnnx.prepare.splits import NAMES, LabelPieces, Shares, Splits
+from gnnx.prepare.text import TextFormat
+from gnnx.store import DatasetWriter
+
+if TYPE_CHECKING:
+    from gnnx.prepare.edges import Layout
+    from gnnx.prepare.nodes import Nonfinite
+    from gnnx.prepare.sources import Source
+    from gnnx.threads import Progress
+
+_DEFAULT_SPLIT = "0.6,0.2,0.2"
+
+
+def prepare(  # noqa: PLR0913 - each argument is an option of the verb
+    source: Path | str,
+    out: Path | str,
+    *,
+    features: Path | str | None = None,
+    labels: Path | str | None = None,
+    train: Path | str | None = None,
+    val: Path | str | None = None,
+    test: Path | str | None = None,
+    num_nodes: int | None = None,
+    undirected: bool = False,
+    self_loops: Literal["keep", "drop", "add"] = "keep",
+    duplicates: Literal["keep", "drop"] = "keep",
+    split: str | None = None,
+    nonfinite: Nonfinite = "refuse",
+    unlabeled: Literal["refuse", "ignore"] = "refuse",
+    delimiter: str | None = None,
+    header: bool | None = None,
+    comment: str = "#",
+    layout: Layout | None = None,
+    seed: int = 0,
+    memory: str | int | None = None,
+    overwrite: bool = False,
+    progress: Progress | None = None,
+) -> Report:
+    """Turn raw input into a data set, within a memory budget; input files are only read.
+
+    The bytes of the data set depend on the input and the options, not on the memory.
+
+    Parameters
+    ----------
+    source
+        An edge list (.txt, .csv, .tsv, also with .gz), edges in .npy of shape (E, 2) or (2, E), an
+        .npz archive, or an OGB folder. An edge goes from the first id to the second; in a CSR the
+        row is the source. Ids are 0 … N - 1.
+    out
+        Folder to make.
+    features
+        Table of one row a node, .npy or text, instead of the input's own.
+    labels
+        Likewise, one class from 0 on a node; -1 or NaN is none.
+    train
+        Ids of the training nodes, or one flag a node in .npy, instead of the input's own splits.
+    val
+        Likewise, of the validation nodes.
+    test
+        Likewise, of the test nodes.
+    num_nodes
+        N, where no table of nodes says it.
+    undirected
+        Add the reverse of each edge, once, where the input lacks it.
+    self_loops
+        Keep them, drop them, or add one to each node that has none.
+    duplicates
+        Keep parallel edges, or one of each.
+    split
+        Shares of the nodes that have a label, such as "0.6,0.2,0.2" (the default where the input
+        has no split), or "per-class:20,30,rest"; of an OGB folder with several splits, a name.
+    nonfinite
+        Refuse NaN and infinite features, keep them, or make them zero.
+    unlabeled
+        Refuse splits with nodes that have no label, or leave those out.
+    delimiter
+        Of text: one character, " " for runs of blanks; found out by default.
+    header
+        Whether text begins with a line of names; found out by default.
+    comment
+        What lines of text begin with that are none.
+    layout
+        "pairs" for (E, 2) or "rows" for (2, E), where edges have shape (2, 2).
+    seed
+        Of the splits that are drawn.
+    memory
+        Bytes of host memory, such as "512MiB". Default: 80 % of what is free.
+    overwrite
+        Replace a data set that is there already.
+    progress
+        Called with (stage, done, total).
+
+    Returns
+    -------
+    Report
+        What was found and done.
+
+    Raises
+    ------
+    UsageError
+        An option is wrong, or N is not known.
+    DataError
+        The input is wrong; the message names the file and place.
+    ResourceError
+        Memory or disk space does not suffice, or another process writes `out`.
+    """
+    shares = _shares(split)
+    form = TextFormat(delimiter, header, comment)
+    ledger = Ledger(Budget.parse(memory))
+    report = Report()
+    with (
+        DatasetWriter(Path(out), overwrite=overwrite, ledger=ledger) as writer,
+        Workspace(Path(out).absolute().parent, ledger) as workspace,
+    ):
+        reader = Reader(workspace, form, progress)
+        found = reader.source(Path(source), layout, split if shares is None else None)
+        if features is not None:
+            found.features = reader.rows(Path(features), np.float32)
+        if labels is not None:
+            found.labels = reader.rows(Path(labels), np.float64)
+        given = dict(zip(NAMES, (train, val, test), strict=True))
+        if any(given.values()):
+            found.splits = {
+                name: reader.split(Path(path)) for name, path in given.items() if path is not None
+            }
+        report.notes += found.notes
+        report.num_nodes = _agreed_num_nodes(found, num_nodes)
+        edges = found.edges.load(report.num_nodes)
+        if found.features is not None:
+            write_features(found.features, writer, workspace, nonfinite, report, progress)
+        splits = Splits(report.num_nodes, workspace)
+        known = None if found.labels is None else Labels(found.labels, workspace)
+        if known is not None:
+            write_labels(known, splits, writer, report)
+        writer.nodes("node", report.num_nodes, num_classes=report.num_classes)
+        if shares is None:
+            for name, table in found.splits.items():
+                splits.read(name, table)
+        if shares is not None or not found.splits:
+            splits.draw(shares or Shares(_DEFAULT_SPLIT), known, seed)
+        splits.write(writer, has_labels=known is not None, unlabeled=unlabeled, report=report)
+        del splits  # its bytes go to the edges
+        rules = EdgeRules(undirected, self_loops, duplicates)
+        builder = CsrBuilder(edges, report.num_nodes, rules, workspace, progress)
+        for name, number in dataclasses.asdict(builder.write(writer)).items():
+            setattr(report, name, number)
+        writer.report(report.counts())
+    return report
+
+
+def write_labels(
+    labels: LabelPieces, splits: Splits, writer: DatasetWriter, report: Report
+) -> None:
+    """Write the labels of all nodes, and note which nodes have one.
+
+    Parameters
+    ----------
+    labels
+        Of N nodes.
+    splits
+        Told which nodes are labelled.
+    writer
+        Of the data set.
+    report
+        Told the number of classes and of unlabelled nodes.
+    """
+    out = writer.array("nodes/node/y", (len(labels),), "int64")
+    for piece in labels.pieces():
+        report.num_classes = max(report.num_classes, int(piece.max()) + 1)
+        report.unlabelled += len(piece) - splits.mark_labelled(out.num_rows, piece)
+        out.append(piece)
+
+
+def _agreed_num_nodes(found: Source, num_nodes: int | None) -> int:
+    """N, which every table of nodes and the option have to agree on."""
+    stated = dict(found.num_nodes)
+    for rows in (found.features, found.labels):
+        if rows is not None:
+            stated[rows.where] = len(rows)
+    if num_nodes is not None:
+        stated["--num-nodes"] = num_nodes
+    if not stated:
+        largest = found.edges.largest_id()
+        raise UsageError(
+            f"{found.edges.where}: the number of nodes is not known; the largest id is {largest}",
+            f"Give --num-nodes, {largest + 1} or more, or --features or --labels.",
+        )
+    (first, count), *others = stated.items()
+    for where, other in others:
+        if other != count:
+            raise DataError(
+                f"{first}: {count} nodes, {where}: {other}",
+                "Give one row to every node, and the true number of nodes.",
+            )
+    return count
+
+
+def _shares(split: str | None) -> Shares | None:
+    """Shares that a text asks for; None where it names a split of the input, or none."""
+    if split is None or not set(split) & set(",:"):
+        return None
+    return Shares(split)

@@ -1,0 +1,220 @@
+"""Features and labels: checked, converted and written in pieces.
+
+Letters: N nodes, F feature width, r rows of a piece.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias
+
+import numpy as np
+
+from gnnx.errors import DataError
+from gnnx.prepare import _kernels
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from numpy.typing import NDArray
+
+    from gnnx.prepare.arrays import Array, Workspace
+    from gnnx.prepare.report import Report
+    from gnnx.store import DatasetWriter
+    from gnnx.threads import Progress
+
+Nonfinite: TypeAlias = Literal["refuse", "keep", "zero"]
+_FIRST_ROWS = 5  # of those with a NaN, that a message names
+_MAX_CLASSES = 1 << 20
+# Logical dtype and bits by NumPy's name; the others of its kind are widened.
+_STORED = {
+    **{name: name for name in ("float32", "float16", "int8", "uint8", "int16", "int32", "int64")},
+    "void16": "bfloat16",  # as ml_dtypes saves it
+    "bool": "uint8",
+    "float64": "float32",
+    "uint16": "int32",
+    "uint32": "int64",
+}
+_EXPONENTS = {"float32": 0x7F800000, "float16": 0x7C00, "bfloat16": 0x7F80}
+
+
+class Rows(Protocol):
+    """A matrix or a list, one row a node, read in pieces: `Array` or `SparseRows`."""
+
+    where: str
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+
+    def __len__(self) -> int: ...
+
+    def pieces(self, workspace: Workspace) -> Iterator[NDArray[Any]]:
+        """Read all rows in pieces, in order, each valid until the next one is asked for."""
+
+
+def write_features(
+    rows: Rows,
+    writer: DatasetWriter,
+    workspace: Workspace,
+    nonfinite: Nonfinite,
+    report: Report,
+    progress: Progress | None = None,
+) -> None:
+    """Write the features of all nodes.
+
+    float32, float16, bfloat16 and signed integers and uint8 are stored as they are; float64
+    becomes float32, bool uint8, uint16 int32 and uint32 int64.
+
+    Parameters
+    ----------
+    rows
+        (N, F), or (N,) for F = 1.
+    writer
+        Of the data set.
+    workspace
+        Gives the buffers.
+    nonfinite
+        Whether NaN and infinity are refused, kept, or made zero.
+    report
+        Told the width, dtype and what was found.
+    progress
+        Told the rows that are done.
+
+    Raises
+    ------
+    DataError
+        A type that is no number, or a value that is not finite.
+    """
+    name = "void16" if rows.dtype == np.dtype("V2") else rows.dtype.newbyteorder("=").name
+    if name not in _STORED or len(rows.shape) not in {1, 2}:
+        raise DataError(
+            f"{rows.where}: features of {rows.dtype} and shape {rows.shape}",
+            "Give a matrix (N, F) of numbers.",
+        )
+    dtype = _STORED[name]
+    width = rows.shape[1] if len(rows.shape) == 2 else 1
+    report.num_features, report.feature_dtype = width, dtype
+    if name not in {dtype, "void16"}:
+        report.notes.append(f"{rows.where}: {name} features are stored as {dtype}")
+    out = writer.array("nodes/node/x", (len(rows), width), dtype)
+    check = _FiniteCheck(rows.where, width, _EXPONENTS.get(dtype, 0), zero=nonfinite == "zero")
+    buffer, done = workspace.empty((0, width), out.dtype, "features"), 0
+    for values in rows.pieces(workspace):
+        piece = values.view("<u2") if name == "void16" else values
+        piece = piece.reshape(len(piece), width)
+        if piece.dtype != out.dtype or not piece.flags.c_contiguous:
+            if len(buffer) < len(piece):
+                buffer = workspace.empty(piece.shape, out.dtype, "features")
+            with np.errstate(over="ignore"):  # what becomes infinite is found right below
+                np.copyto(buffer[: len(piece)], piece, casting="unsafe")
+            piece = buffer[: len(piece)]
+        check.look_at(piece, done)
+        out.append(piece)
+        done += len(piece)
+        if progress:
+            progress("features", done, len(rows))
+    report.nonfinite = check.by_column()
+    if report.nonfinite and nonfinite == "refuse":
+        raise check.error()
+
+
+class _FiniteCheck:
+    """Counts of NaN and infinity in pieces of features."""
+
+    def __init__(self, where: str, width: int, exponent: int, *, zero: bool) -> None:
+        self._where, self._exponent, self._zero = where, exponent, zero
+        self._counts = np.zeros(width, np.int64)
+        self._rows, self._state = np.zeros(_FIRST_ROWS, np.int64), np.zeros(1, np.int64)
+
+    def look_at(self, piece: NDArray[Any], first_row: int) -> None:
+        if self._exponent:
+            bits = piece.view(f"<u{piece.itemsize}")
+            _kernels.find_nonfinite(
+                bits,
+                bits.dtype.type(self._exponent),
+                self._zero,
+                first_row,
+                self._counts,
+                self._rows,
+                self._state,
+            )
+
+    def by_column(self) -> dict[int, int]:
+        return {int(column): int(self._counts[column]) for column in self._counts.nonzero()[0]}
+
+    def error(self) -> DataError:
+        columns, rows = list(self.by_column()), self._rows[: self._state[0]].tolist()
+        return DataError(
+            f"{self._where}: {sum(self._counts)} NaN or infinite values, in "
+            f"{_named('column', columns)}, {_named('node', rows)}",
+            "Mend the features, or give --nonfinite zero or keep.",
+        )
+
+
+def _named(noun: str, ids: list[int]) -> str:
+    """Name the first few of some ids: "node 1", "nodes 1, 5, 7, …"."""
+    if len(ids) == 1:
+        return f"{noun} {ids[0]}"
+    shown = [str(i) for i in ids[:_FIRST_ROWS]]
+    return f"{noun}s " + ", ".join(shown + ["…"] * (len(ids) >= _FIRST_ROWS))
+
+
+class Labels:
+    """Labels of all nodes: classes 0, 1, …, or -1 for a node that has none.
+
+    Parameters
+    ----------
+    source
+        (N,) or (N, 1), integers or floats; NaN is none.
+    workspace
+        Gives the buffers.
+
+    Raises
+    ------
+    DataError
+        Another shape or type.
+    """
+
+    def __init__(self, source: Array, workspace: Workspace) -> None:
+        self._source, self._workspace = source, workspace
+        if source.width != 1:
+            raise DataError(
+                f"{source.where}: {source.width} labels a node",
+                "Give one class a node; several are not supported yet.",
+            )
+        if source.dtype.kind not in "iufb":
+            raise DataError(
+                f"{source.where}: labels are {source.dtype}", "Number the classes 0, 1, …."
+            )
+
+    def __len__(self) -> int:
+        return len(self._source)
+
+    def pieces(self) -> Iterator[NDArray[np.int64]]:
+        """Read all labels in pieces, in order.
+
+        Yields
+        ------
+        ndarray, (r,) int64
+            Valid until the next one is asked for.
+
+        Raises
+        ------
+        DataError
+            A label is not a class.
+        """
+        native = np.dtype(np.float64 if self._source.dtype.kind == "f" else np.int64)
+        rows = self._workspace.rows_of(self._source.dtype.itemsize)
+        values = self._workspace.empty(rows, native, "labels")
+        labels = self._workspace.empty(rows, np.int64, "labels")
+        done = 0
+        for piece in self._source.pieces(self._workspace):
+            count = len(piece)
+            np.copyto(values[:count], piece.reshape(count), casting="unsafe")
+            wrong = _kernels.read_labels(values[:count], _MAX_CLASSES, labels)
+            if wrong >= 0:
+                raise DataError(
+                    f"{self._source.where}: label {values[wrong]} of node {done + wrong} is not "
+                    f"a class from 0 to {_MAX_CLASSES - 1}",
+                    "Number the classes 0, 1, …, and give -1 or NaN to nodes without one.",
+                )
+            done += count
+            yield labels[:count]
