@@ -477,14 +477,14 @@ class ReadEngine(Traffic):
         """
         with self._lock:
             self._closed = True
-            jobs, executor, self._executor = list(self._jobs), self._executor, None
+            jobs = list(self._jobs)
         for job in jobs:
             job.cancel()
         for job in jobs:
             job.settled(CLOSE_WAIT_S)
-        if executor is not None:
-            executor.shutdown(wait=True)
-        self._memory = None
+        if self._executor is not None:
+            self._executor.shutdown(wait=True)
+        self._executor, self._memory = None, None
         self._idle = queue.SimpleQueue()
 
 

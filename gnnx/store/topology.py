@@ -108,7 +108,7 @@ class GraphStore:
         DataError
             A node is outside the N nodes.
         """
-        ascending = self._check(nodes, self.num_nodes, "node")
+        ascending = self._check(self._indptr, nodes, self.num_nodes, "node")
         start = self._empty(len(nodes), np.dtype(np.int64))
         degree = self._empty(len(nodes), np.dtype(np.int64))
         if self._resident_indptr is not None:
@@ -151,7 +151,7 @@ class GraphStore:
             out = self._empty(len(positions), self.index_dtype)
             self._indices.read(positions, torch.from_numpy(out))
             return out
-        self._check(positions, self.num_edges, "position")
+        self._check(self._indices, positions, self.num_edges, "position")
         out = self._empty(len(positions), self.index_dtype)
         _kernels.gather(self._resident_indices, positions, out)
         return out
@@ -176,7 +176,7 @@ class GraphStore:
         DataError
             A node is outside the N nodes.
         """
-        self._check(nodes, self.num_nodes, "node")
+        self._check(self._indptr, nodes, self.num_nodes, "node")
         found: NDArray[np.bool_] = self._empty(len(nodes), np.dtype(np.bool_))
         if self._loops.num_rows in {0, self.num_nodes}:
             found[:] = self._loops.num_rows > 0
@@ -194,7 +194,7 @@ class GraphStore:
         for begin in range(0, self._loops.num_rows, step):
             end = min(begin + step, self._loops.num_rows)
             ids = self._loops.read_range(begin, end).numpy()
-            self._check(ids, self.num_nodes, "loop of node")
+            self._check(self._loops, ids, self.num_nodes, "node")
             _kernels.set_bits(ids, bits)
         return bits
 
@@ -261,7 +261,7 @@ class GraphStore:
         end = self.num_nodes if end is None else end
         if not 0 <= begin <= end <= self.num_nodes:
             raise DataError(
-                f"rows {begin} to {end} asked for, there are {self.num_nodes}",
+                f"{self._indptr.path}: rows {begin} to {end} of {self.num_nodes} rows",
                 "Give a range inside the graph.",
             )
         ahead: tuple[int, NDArray[np.int64], Pending] | None = None
@@ -285,11 +285,14 @@ class GraphStore:
         """Entries of indptr, a copy."""
         return self._indptr.read_range(begin, end).numpy()
 
-    def _check(self, ids: NDArray[np.int64], size: int, what: str) -> bool:
+    @staticmethod
+    def _check(array: DiskFeatures, ids: NDArray[np.int64], size: int, what: str) -> bool:
+        """Hold ids against their number; tells whether they ascend."""
         bad, ascending = _kernels.check_ids(ids, size)
         if bad >= 0:
             raise DataError(
-                f"{what} {ids[bad]} asked for, there are {size}", f"They run from 0 to {size - 1}."
+                f"{array.path}: {what} {ids[bad]} among {size} {what}s",
+                f"They run from 0 to {size - 1}.",
             )
         return bool(ascending)
 

@@ -1,0 +1,165 @@
+"""The graph on disk and in RAM: the same rows, sources and loops, one by one and in passes."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import gnnx
+from conformance import write_dataset
+from gnnx.errors import BudgetError, DataError
+from gnnx.memory import Tier
+from oracles import random_csr
+
+NUM_NODES, NUM_EDGES = 700, 9000
+
+
+def written(path, indptr, indices, dtype=np.int32):
+    """Write a graph with its loops, found row by row."""
+    loops = [d for d in range(len(indptr) - 1) if d in indices[indptr[d] : indptr[d + 1]]]
+    return write_dataset(
+        path,
+        num_nodes=len(indptr) - 1,
+        indptr=indptr,
+        indices=indices.astype(dtype),
+        loops=np.array(loops, np.int64),
+    )
+
+
+@pytest.fixture(scope="module")
+def csr():
+    return random_csr(3, NUM_NODES, NUM_NODES, NUM_EDGES)
+
+
+@pytest.fixture(scope="module", params=[np.int32, np.int64], ids=["int32", "int64"])
+def path(csr, request, tmp_path_factory):
+    return written(tmp_path_factory.mktemp("graph") / "dataset", *csr, request.param)
+
+
+# nothing, the row pointers alone, all of it
+@pytest.fixture(params=[0, 8 * (NUM_NODES + 1), 1 << 30], ids=["disk", "indptr", "RAM"])
+def graph(path, request):
+    with gnnx.open(path, memory="4MiB") as dataset:
+        held = dataset.graph.pin(request.param)
+        indices_bytes = NUM_EDGES * dataset.graph.index_dtype.itemsize
+        assert held == {0: 0, 1 << 30: 8 * (NUM_NODES + 1) + indices_bytes}.get(
+            request.param, 8 * (NUM_NODES + 1)
+        )
+        assert dataset.ledger.owners(Tier.HOST).get("topology", 0) // 64 == -(-held // 64)
+        yield dataset.graph
+
+
+def requests(size):
+    rng = np.random.default_rng(4)
+    return [
+        np.arange(size),
+        np.arange(0),
+        np.arange(size)[::-1].copy(),
+        np.array([size - 1]),
+        rng.integers(0, size, 3 * size),
+    ]
+
+
+def test_rows_and_sources_are_the_csr_s(graph, csr):
+    indptr, indices = csr
+    assert (graph.num_nodes, graph.num_edges) == (NUM_NODES, NUM_EDGES)
+    for nodes in requests(NUM_NODES):
+        start, degree = graph.rows(nodes)
+        assert start.dtype == degree.dtype == np.int64
+        assert np.array_equal(start, indptr[nodes])
+        assert np.array_equal(degree, np.diff(indptr)[nodes])
+    for positions in requests(NUM_EDGES):
+        sources = graph.take(positions)
+        assert sources.dtype == graph.index_dtype
+        assert np.array_equal(sources, indices[positions])
+
+
+def test_loops_are_found(graph, csr):
+    indptr, indices = csr
+    for nodes in requests(NUM_NODES):
+        expected = [d in indices[indptr[d] : indptr[d + 1]] for d in nodes]
+        found = graph.has_loop(nodes)
+        assert found.dtype == np.bool_
+        assert found.tolist() == expected
+    assert 0 < sum(expected) < len(expected)
+
+
+@pytest.mark.parametrize("loops", ["none", "all", "absent"])
+def test_loops_of_no_or_every_node_need_no_memory(tmp_path, loops):
+    ids = {"none": np.zeros(0, np.int64), "all": np.arange(100)}
+    arrays = {} if loops == "absent" else {"loops": ids[loops]}
+    path = write_dataset(tmp_path / "dataset", num_nodes=100, **arrays)
+    with gnnx.open(path, memory="4MiB") as dataset:
+        found = dataset.graph.has_loop(np.array([3, 99, 0]))
+        assert found.tolist() == [loops == "all"] * 3
+        assert "topology" not in dataset.ledger.owners(Tier.HOST)
+
+
+@pytest.mark.parametrize("bad", [-1, NUM_NODES])
+def test_a_node_or_position_outside_is_named(graph, bad):
+    with pytest.raises(DataError, match=rf"indptr.npy: node {bad} among {NUM_NODES} nodes"):
+        graph.rows(np.array([0, bad]))
+    with pytest.raises(DataError, match=rf"indptr.npy: node {bad} among {NUM_NODES} nodes"):
+        graph.has_loop(np.array([0, bad]))
+    bad = bad if bad < 0 else NUM_EDGES
+    with pytest.raises(DataError, match=rf"indices.npy: (position|row) {bad} .*\b{NUM_EDGES}\b"):
+        graph.take(np.array([0, bad]))
+
+
+@given(
+    begin=st.integers(0, NUM_NODES),
+    length=st.integers(0, NUM_NODES),
+    max_edges=st.sampled_from([1, 7, 100, 1000, 1 << 20]),
+)
+def test_a_pass_gives_every_row_once_in_order(path, csr, begin, length, max_edges):
+    indptr, indices = csr
+    end = min(begin + length, NUM_NODES)
+    with gnnx.open(path, memory="4MiB") as dataset:
+        row = begin
+        for piece in dataset.graph.iter_rows(begin, end, max_edges):
+            count = len(piece.indptr) - 1
+            assert piece.first == row
+            assert 1 <= count <= max_edges
+            assert len(piece.indices) <= max_edges or count == 1
+            assert np.array_equal(piece.indptr, indptr[row : row + count + 1] - indptr[row])
+            assert np.array_equal(piece.indices, indices[indptr[row] : indptr[row + count]])
+            row += count
+        assert row == end
+
+
+def test_a_pass_by_default_is_over_all_rows(path, csr):
+    with gnnx.open(path, memory="4MiB") as dataset:
+        pieces = list(dataset.graph.iter_rows())
+        assert np.array_equal(np.concatenate([piece.indices for piece in pieces]), csr[1])
+        with pytest.raises(DataError, match="rows 0 to 701"):
+            list(dataset.graph.iter_rows(0, NUM_NODES + 1))
+
+
+def test_a_graph_without_nodes_or_edges(tmp_path):
+    with gnnx.open(write_dataset(tmp_path / "empty", num_nodes=0), memory="4MiB") as dataset:
+        assert list(dataset.graph.iter_rows()) == []
+        assert dataset.graph.pin(1 << 20) == 8
+    with gnnx.open(write_dataset(tmp_path / "edgeless", num_nodes=9), memory="4MiB") as dataset:
+        for _ in range(2):
+            start, degree = dataset.graph.rows(np.array([8, 0]))
+            assert not start.any()
+            assert not degree.any()
+            assert [len(piece.indices) for piece in dataset.graph.iter_rows(max_edges=4)] == [0] * 3
+            assert dataset.graph.pin(1 << 20) == 80
+
+
+def test_pinning_more_than_the_budget_is_refused_and_leaves_the_graph_readable(path, csr):
+    with gnnx.open(path, memory="32KiB") as dataset:
+        with pytest.raises(BudgetError, match="topology"):
+            dataset.graph.pin(1 << 30)
+        assert np.array_equal(dataset.graph.take(np.array([5, 2])), csr[1][[5, 2]])
+
+
+def test_damaged_loops_are_told(tmp_path):
+    loops = np.array([2, 100], np.int64)
+    path = write_dataset(tmp_path / "dataset", num_nodes=100, loops=loops)
+    with (
+        gnnx.open(path, memory="4MiB") as dataset,
+        pytest.raises(DataError, match=r"loops\.npy: node 100 among 100 nodes"),
+    ):
+        dataset.graph.has_loop(np.array([3]))
