@@ -119,7 +119,10 @@ def facts(title: str, values: Mapping[str, object]) -> Table:
     table.add_column(style="bold", no_wrap=True)
     table.add_column(overflow="fold")
     for name, value in values.items():
-        text = f"{value:,}" if isinstance(value, int) else str(value)
+        if isinstance(value, bool):
+            text = "yes" if value else "no"
+        else:
+            text = f"{value:,}" if isinstance(value, int) else str(value)
         table.add_row(name, Text(text))
     return table
 

@@ -17,6 +17,7 @@ from gnnx.cli.frame import (
     facts,
     set_threads,
 )
+from gnnx.errors import UsageError
 
 
 def infer(
@@ -39,6 +40,11 @@ def infer(
 
     set_threads(threads)
     state = load_checkpoint(checkpoint)
+    if state.config is None:
+        raise UsageError(
+            f"{checkpoint}: the weights are of a model of your own",
+            "Make that model in Python and call gnnx.infer on it.",
+        )
     model = build_model(state.config)
     model.load_state_dict(state.weights)
     with (

@@ -28,7 +28,7 @@ def info(
 
 
 def described(dataset: "Dataset") -> dict[str, Any]:
-    """Describe a dataset by its counts and arrays, as every verb that makes or shows one reports them."""
+    """Describe a dataset by its counts and arrays, as the verbs that make or show one do."""
     arrays = dataset.manifest.arrays
     return {
         "dataset": str(dataset.path),

@@ -1,12 +1,14 @@
 """``gnnx prepare``: turn raw files into a dataset."""
 
+import dataclasses
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import typer
 
 from gnnx.cli import progress
 from gnnx.cli.frame import Answer, Json, Memory, Quiet, Seed, facts
+from gnnx.cli.info import described
 
 
 def prepare(
@@ -41,7 +43,7 @@ def prepare(
         ),
     ] = None,
     nonfinite: Annotated[
-        Literal["refuse", "warn", "zero"], typer.Option(help="Features that are NaN or infinite.")
+        Literal["refuse", "keep", "zero"], typer.Option(help="Features that are NaN or infinite.")
     ] = "refuse",
     unlabeled: Annotated[
         Literal["refuse", "ignore"], typer.Option(help="Nodes of a split that have no label.")
@@ -51,8 +53,10 @@ def prepare(
         typer.Option(metavar="CHAR", show_default="by the file", help="Between two columns."),
     ] = None,
     layout: Annotated[
-        str | None,
-        typer.Option(metavar="NAME", show_default="by the input", help="Kind of input."),
+        Literal["pairs", "rows"] | None,
+        typer.Option(
+            show_default="by the shape", help="Edges as (E, 2) or (2, E), where both would fit."
+        ),
     ] = None,
     seed: Seed = 0,
     memory: Memory = None,
@@ -61,4 +65,38 @@ def prepare(
     as_json: Json = False,
 ) -> Answer:
     """Turn edges and node arrays into a dataset, checked on the way; input is only read."""
-    raise NotImplementedError
+    import gnnx
+    from gnnx import prepare as preparation
+
+    with progress.shown(quiet=quiet) as show:
+        report = preparation.prepare(
+            source,
+            out,
+            features=features,
+            labels=labels,
+            train=train,
+            val=val,
+            test=test,
+            num_nodes=num_nodes,
+            undirected=undirected,
+            self_loops=self_loops,
+            duplicates=duplicates,
+            split=split,
+            nonfinite=nonfinite,
+            unlabeled=unlabeled,
+            delimiter=delimiter,
+            layout=layout,
+            seed=seed,
+            memory=memory,
+            overwrite=overwrite,
+            progress=show,
+        )
+    with gnnx.open(out) as made:
+        document = described(made) | {"report": dataclasses.asdict(report)}
+    return Answer(document, facts(f"{out}", _worth_telling(document["report"])))
+
+
+def _worth_telling(report: dict[str, Any]) -> dict[str, Any]:
+    """Leave out what was not found, and show notes as lines."""
+    told = {name: value for name, value in report.items() if value}
+    return told | {"notes": "\n".join(told["notes"])} if "notes" in told else told

@@ -7,6 +7,7 @@ import typer
 
 from gnnx.cli import progress
 from gnnx.cli.frame import Answer, Json, Memory, Quiet, Seed, Threads, facts, set_threads
+from gnnx.cli.info import described
 
 
 def synth(
@@ -28,6 +29,7 @@ def synth(
     as_json: Json = False,
 ) -> Answer:
     """Make a random graph: power-law degrees, communities, features that hint at the class."""
+    import gnnx
     from gnnx import prepare
 
     set_threads(threads)
@@ -44,4 +46,7 @@ def synth(
             overwrite=overwrite,
             progress=report,
         )
-    raise NotImplementedError(facts)
+    with gnnx.open(out) as made:
+        document = described(made)
+    counts = {name: value for name, value in document.items() if isinstance(value, int)}
+    return Answer(document, facts(str(out), counts | document["splits"]))

@@ -1,7 +1,7 @@
 """``gnnx train``: train a model on a dataset within a budget."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 from rich.console import Group
@@ -104,7 +104,7 @@ def train(
         gnnx.open(dataset, memory=memory, device_memory=device_memory) as opened,
         progress.shown(quiet=quiet) as report,
     ):
-        config = {
+        config: dict[str, Any] = {
             "model": model,
             "in_features": opened.num_features,
             "hidden_features": hidden,
