@@ -62,29 +62,37 @@ def below(bits: Any, bound: Any) -> Any:
     return np.int64(((bits >> np.uint64(32)) * np.uint64(bound)) >> np.uint64(32))
 
 
-@kernel
-def _permute(positions: Any, size: Any, key: Any, out: Any) -> None:
+@inlined
+def permuted(position: Any, size: Any, state: Any) -> Any:
+    """Image of a position in [0, size) under the permutation that a uint64 stands for.
+
+    A six-round Feistel network on twice h bits, 4^h >= size, with cycle walking (Black and Rogaway,
+    "Ciphers with arbitrary finite domains", 2002): at most 4 walks on average.
+    """
     half = 1
     while (1 << (2 * half)) < size:
         half += 1
     mask = np.uint64((1 << half) - 1)
+    value = np.uint64(position)
+    while True:
+        left, right = value >> np.uint64(half), value & mask
+        for turn in range(6):
+            left, right = right, left ^ (mix(right ^ (state + np.uint64(turn) * np.uint64(_GAMMA))) & mask)
+        value = (left << np.uint64(half)) | right
+        if value < np.uint64(size):
+            return np.int64(value)
+
+
+@kernel
+def _permute(positions: Any, size: Any, state: Any, out: Any) -> None:
     for i in range(positions.shape[0]):
-        value = np.uint64(positions[i])
-        while True:  # walk the cycle until inside [0, size): at most 4 rounds on average
-            left, right = value >> np.uint64(half), value & mask
-            for turn in range(6):
-                left, right = right, left ^ (mix(right ^ mix(key + np.uint64(turn))) & mask)
-            value = (left << np.uint64(half)) | right
-            if value < np.uint64(size):
-                break
-        out[i] = np.int64(value)
+        out[i] = permuted(positions[i], size, state)
 
 
 def permute(positions: NDArray[np.int64], size: int, key: Key) -> NDArray[np.int64]:
-    """Images of positions under a keyed permutation of [0, size).
+    """Images of positions under a keyed permutation of [0, size), as `permuted` has them.
 
-    Computed position by position by a six-round Feistel network with cycle walking (Black and
-    Rogaway, "Ciphers with arbitrary finite domains", 2002), so that no array of `size` exists.
+    Computed position by position, so that no array of `size` exists.
 
     Parameters
     ----------

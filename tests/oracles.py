@@ -1,6 +1,7 @@
 """Slow, obvious answers that the tests hold gnnx against; nothing here imports gnnx."""
 
 import numpy as np
+import scipy.sparse
 
 # Operators and layers: loops over rows, edges and columns.
 
@@ -164,3 +165,112 @@ def fold(key):
     for part in key:
         state = mix(state ^ mix(((part + 1) * _GAMMA) & _MASK))
     return state
+
+
+def permuted(position, size, state):
+    """Image under a keyed permutation of [0, size): a Feistel network, walked until inside."""
+    half = 1
+    while 4**half < size:
+        half += 1
+    while True:
+        left, right = position >> half, position % 2**half
+        for turn in range(6):
+            turned = mix(right ^ ((state + turn * _GAMMA) & _MASK)) % 2**half
+            left, right = right, left ^ turned
+        position = left * 2**half + right
+        if position < size:
+            return position
+
+
+def drawn(degree, fanout, key, node):
+    """Which of a node's edges a sample takes, ascending."""
+    if fanout == -1 or degree <= fanout:
+        return list(range(degree))
+    bits = mix(fold(key) ^ mix(node))
+    if fanout > 512:
+        return sorted(permuted(j, degree, bits) for j in range(fanout))
+    picks = set()
+    for j in range(fanout):
+        last = degree - fanout + j
+        high_word = mix((bits + (j + 1) * _GAMMA) & _MASK) >> 32
+        pick = high_word * (last + 1) >> 32
+        picks.add(last if pick in picks else pick)
+    return sorted(picks)
+
+
+def sample(indptr, indices, seeds, fanouts, key):
+    """Blocks of a batch, outermost first, as (indptr, indices, src_id, e_id)."""
+    nodes, blocks = [int(seed) for seed in seeds], []
+    local = {node: i for i, node in enumerate(nodes)}
+    for layer, fanout in enumerate(fanouts):
+        starts, row, e_id = [0], [], []
+        for node in list(nodes):
+            begin, end = int(indptr[node]), int(indptr[node + 1])
+            for offset in drawn(end - begin, fanout, (*key[:3], layer), node):
+                source = int(indices[begin + offset])
+                if source not in local:
+                    local[source] = len(nodes)
+                    nodes.append(source)
+                row.append(local[source])
+                e_id.append(begin + offset)
+            starts.append(len(row))
+        blocks.append((starts, row, list(nodes), e_id))
+    return blocks[::-1]
+
+
+def edge_union(blocks):
+    """Pairs (source, destination) of each edge once, blocks given outermost first.
+
+    A block is (indptr, indices, position of each edge in the CSR); the innermost one's come first.
+    """
+    seen, pairs = set(), []
+    for indptr, indices, positions in reversed(blocks):
+        for d in range(len(indptr) - 1):
+            for e in range(indptr[d], indptr[d + 1]):
+                if positions[e] not in seen:
+                    seen.add(positions[e])
+                    pairs.append([indices[e], d])
+    return pairs
+
+
+# Preparation: edges as pairs of Python integers, statistics of graphs.
+
+
+def csr_of_edges(src, dst, num_nodes, undirected=False, self_loops="keep", duplicates="keep"):
+    """Rows of in-edges, sorted, of edges after the rules, and what became of the edges."""
+    edges = list(zip(map(int, src), map(int, dst), strict=True))
+    kept = [edge for edge in edges if self_loops != "drop" or edge[0] != edge[1]]
+    present = set(kept)
+    counts = {
+        "edges_read": len(edges),
+        "self_loops": sum(s == d for s, d in edges),
+        "duplicates": len(kept) - len(present),
+        "isolated": num_nodes - len({node for edge in edges for node in edge}),
+    }
+    if duplicates == "drop":
+        kept = list(present)
+    counts["dropped"] = len(edges) - len(kept)
+    reverse = {(d, s) for s, d in present} - present if undirected else set()
+    loops = {(v, v) for v in range(num_nodes)} - present if self_loops == "add" else set()
+    kept = [*kept, *reverse, *loops]
+    counts |= {"reversed_added": len(reverse), "loops_added": len(loops)}
+    counts["edges_stored"] = len(kept)
+    rows = [sorted(s for s, d in kept if d == row) for row in range(num_nodes)]
+    indptr = np.cumsum([0] + [len(row) for row in rows])
+    indices = np.array([source for row in rows for source in row], np.int64)
+    return indptr, indices, sorted(s for s, d in set(kept) if s == d), counts
+
+
+def ridge_accuracy(x, y, train, test, num_classes):
+    """Accuracy on `test` of a linear model fitted on `train` by least squares to one-hot labels."""
+    ones = np.column_stack([x, np.ones(len(x))]).astype(np.float64)
+    gram = ones[train].T @ ones[train] + np.eye(ones.shape[1])
+    weights = np.linalg.solve(gram, ones[train].T @ np.eye(num_classes)[y[train]])
+    return float(((ones[test] @ weights).argmax(1) == y[test]).mean())
+
+
+def neighbour_mean(indptr, indices, x):
+    """Mean of each row's sources, 0 for an empty row."""
+    ones = np.ones(len(indices), x.dtype)
+    rows = scipy.sparse.csr_array((ones, indices, indptr), shape=(len(x), len(x)))
+    return (rows @ x) / np.maximum(np.diff(indptr), 1)[:, None]

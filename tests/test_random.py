@@ -118,6 +118,14 @@ def test_permute_position_by_position(size, data):
     assert image.tolist() == one_by_one
 
 
+@given(st.integers(1, 2**40), st.integers(-5, 2**63), st.data())
+def test_permute_is_the_network_it_says(size, seed, data):
+    positions = data.draw(st.lists(st.integers(0, size - 1), max_size=10))
+    key = Key(seed, 1, 2, 3)
+    expected = [oracles.permuted(position, size, oracles.fold(key)) for position in positions]
+    assert permute(np.array(positions, np.int64), size, key).tolist() == expected
+
+
 def test_permute_of_nothing():
     assert permute(np.empty(0, np.int64), 0, Key(0)).shape == (0,)
     assert permute(np.empty(0, np.int64), 5, Key(0)).shape == (0,)

@@ -1,0 +1,5 @@
+"""Samplers: the blocks of a batch as a pure function of graph, seeds and key."""
+
+from gnnx.sample.neighbor import NeighborSampler, Sampler
+
+__all__ = ["NeighborSampler", "Sampler"]
