@@ -77,7 +77,8 @@ def permuted(position: Any, size: Any, state: Any) -> Any:
     while True:
         left, right = value >> np.uint64(half), value & mask
         for turn in range(6):
-            left, right = right, left ^ (mix(right ^ (state + np.uint64(turn) * np.uint64(_GAMMA))) & mask)
+            turned = mix(right ^ (state + np.uint64(turn) * np.uint64(_GAMMA)))
+            left, right = right, left ^ (turned & mask)
         value = (left << np.uint64(half)) | right
         if value < np.uint64(size):
             return np.int64(value)
