@@ -6,7 +6,7 @@ from gnnx.store.features import DiskFeatures, FeatureStore, Pending
 from gnnx.store.manifest import Manifest
 from gnnx.store.scratch import ScratchRows
 from gnnx.store.topology import GraphStore
-from gnnx.store.verify import Problem, verify
+from gnnx.store.verification import Problem, verify
 from gnnx.store.writer import ArrayWriter, DatasetWriter
 
 __all__ = [

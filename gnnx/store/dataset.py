@@ -14,7 +14,6 @@ from gnnx.store.engine import ReadEngine
 from gnnx.store.features import DiskFeatures
 from gnnx.store.manifest import (
     HEADER_BYTES,
-    MANIFEST,
     ArrayEntry,
     EdgeType,
     Manifest,
@@ -82,9 +81,9 @@ class Dataset:
 
     def __repr__(self) -> str:
         size = format_bytes(sum(entry.num_bytes for entry in self.manifest.arrays.values()))
-        nodes = ", ".join(f"{kind.count} {name}" for name, kind in self.manifest.nodes.items())
-        edges = ", ".join(f"{n} {'-'.join(kind)}" for kind, n in self.manifest.edges.items())
-        return f"Dataset({self.path.name}: nodes {nodes}; edges {edges}; {size})"
+        nodes = ", ".join(f"{name}: {kind.count}" for name, kind in self.manifest.nodes.items())
+        edges = ", ".join(f"{'-'.join(kind)}: {n}" for kind, n in self.manifest.edges.items())
+        return f"Dataset({self.path.name}, nodes {{{nodes}}}, edges {{{edges}}}, {size})"
 
     @property
     def fingerprint(self) -> str:
@@ -258,14 +257,7 @@ def open(
 
 def _checked_manifest(path: Path) -> Manifest:
     """Load the manifest and hold the sizes of all files against it."""
-    file = path / MANIFEST
-    if not file.is_file():
-        if path.with_name(f".{path.name}.partial").exists():
-            raise DataError(f"{path}: its preparation has not ended", "Prepare it again.")
-        if not path.exists():
-            raise DataError(f"{path}: no such folder", "Give the folder of a dataset.")
-        raise DataError(f"{path}: not a gnnx dataset: no {MANIFEST}", "Prepare it first.")
-    manifest = Manifest.load(file)
+    manifest = Manifest.load(path)
     for name, entry in manifest.arrays.items():
         array = path / f"{name}.npy"
         try:

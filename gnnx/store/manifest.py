@@ -180,13 +180,13 @@ class Manifest:
         return json.dumps(document, indent=2, sort_keys=True) + "\n"
 
     @classmethod
-    def load(cls, path: Path) -> Manifest:
-        """Read and check a manifest.
+    def load(cls, folder: Path) -> Manifest:
+        """Read and check the manifest of a dataset.
 
         Parameters
         ----------
-        path
-            The file.
+        folder
+            The dataset.
 
         Returns
         -------
@@ -196,8 +196,12 @@ class Manifest:
         Raises
         ------
         DataError
-            The file is damaged, of another format or version, or contradicts itself.
+            The folder is no complete dataset, or its manifest is damaged, of another format or
+            version, or contradicts itself.
         """
+        path = folder / MANIFEST
+        if not path.is_file():
+            raise _missing(folder)
         again = "Restore the file, or prepare the dataset again."
         try:
             document = json.loads(path.read_bytes())
@@ -267,6 +271,15 @@ class Manifest:
                     f"{name}: {shape[0]} rows expected, {entry.shape[0]} found",
                     "Write as many rows as there are nodes or edges.",
                 )
+
+
+def _missing(folder: Path) -> DataError:
+    """Tell why a folder has no manifest."""
+    if folder.with_name(f".{folder.name}.partial").exists():
+        return DataError(f"{folder}: its preparation has not ended", "Prepare it again.")
+    if not folder.exists():
+        return DataError(f"{folder}: no such folder", "Give the folder of a dataset.")
+    return DataError(f"{folder}: not a gnnx dataset: no {MANIFEST}", "Prepare it first.")
 
 
 def _canonical(document: dict[str, Any]) -> bytes:

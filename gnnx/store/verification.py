@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import mmap
 import os
 import struct
 import threading
@@ -11,8 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from gnnx import threads
-from gnnx.errors import DataError
-from gnnx.store.manifest import HEADER_BYTES, MANIFEST, PAGE_BYTES, ArrayEntry, Manifest
+from gnnx.store.manifest import HEADER_BYTES, PAGE_BYTES, ArrayEntry, Manifest
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -26,7 +24,7 @@ class Problem(NamedTuple):
     file: Path
     """The damaged file."""
     page: int | None
-    """Which page of its data, from 0; None where it is not a page."""
+    """Which page of its data, from 0; None where the file as such is wrong."""
     begin: int
     """First byte of the file that the check covers."""
     end: int
@@ -37,9 +35,9 @@ class Problem(NamedTuple):
     """What is there."""
 
     def __str__(self) -> str:
-        page = "" if self.page is None else f" page {self.page}"
-        where = f"{self.file}:{page} bytes {self.begin} to {self.end}"
-        return f"{where}: {self.expected} expected, {self.found} found"
+        where = f"page {self.page}, bytes {self.begin} to {self.end}: "
+        found = f"{self.expected} expected, {self.found} found"
+        return f"{self.file}: {'' if self.page is None else where}{found}"
 
 
 class _Task(NamedTuple):
@@ -73,11 +71,9 @@ def verify(path: Path | str, *, progress: threads.Progress | None = None) -> lis
         There is no dataset, or its manifest is damaged.
     """
     path = Path(path)
-    if not (path / MANIFEST).is_file():
-        raise DataError(f"{path}: not a gnnx dataset: no {MANIFEST}", "Give another folder.")
     problems: list[Problem] = []
     tasks: list[_Task] = []
-    for name, entry in Manifest.load(path / MANIFEST).arrays.items():
+    for name, entry in Manifest.load(path).arrays.items():
         file = path / f"{name}.npy"
         found = list(_check_frame(file, entry))
         problems += found
@@ -97,7 +93,7 @@ def verify(path: Path | str, *, progress: threads.Progress | None = None) -> lis
                     progress("verify", done, total)
 
     threads.run(check, len(tasks))
-    return sorted(problems, key=lambda problem: (problem.file, problem.begin))
+    return sorted(problems)
 
 
 def _check_frame(file: Path, entry: ArrayEntry) -> Iterator[Problem]:
@@ -134,13 +130,13 @@ def _check_page(task: _Task) -> Iterator[Problem]:
     expected, crc, at = f"crc32 {task.crc:08x}", 0, task.begin
     fd = os.open(task.file, os.O_RDONLY)
     try:
-        with mmap.mmap(-1, _PIECE_BYTES) as piece, memoryview(piece) as view:
-            while at < task.end:
-                size = os.preadv(fd, [view[: min(_PIECE_BYTES, task.end - at)]], at)
-                if size == 0:
-                    break
-                crc = zlib.crc32(view[:size], crc)
-                at += size
+        piece = memoryview(bytearray(_PIECE_BYTES))
+        while at < task.end:
+            size = os.preadv(fd, [piece[: task.end - at]], at)
+            if size == 0:
+                break
+            crc = zlib.crc32(piece[:size], crc)
+            at += size
         os.posix_fadvise(fd, task.begin, task.end - task.begin, os.POSIX_FADV_DONTNEED)
     except OSError as error:
         yield Problem(*task[:4], expected, f"{error.strerror} at byte {at}")
