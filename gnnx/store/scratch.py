@@ -103,7 +103,7 @@ class ScratchRows(DiskFeatures):
         """
         step = max(1, _PIECE_BYTES // max(1, self.row_bytes))
         piece = self._ledger.tensor((step, *self.row_shape), self.dtype, Tier.HOST, "scratch")
-        raw = memoryview(piece.view(-1).view(torch.uint8).numpy())
+        raw = memoryview(piece.view(-1).view(torch.uint8).numpy())  # type: ignore[arg-type]
         begin = 0
         while begin < len(ids):
             first = int(ids[begin])

@@ -27,6 +27,10 @@ if TYPE_CHECKING:
     from gnnx.store.features import DiskFeatures, Pending
 
 
+_PIECE_EDGES = 1 << 18
+_PIECE_SHARE = 128  # two pieces are alive, of 16 bytes an edge and as many for its row
+
+
 class Rows(NamedTuple):
     """Consecutive rows of a CSR."""
 
@@ -235,7 +239,7 @@ class GraphStore:
         return values
 
     def iter_rows(
-        self, begin: int = 0, end: int | None = None, max_edges: int = 1 << 18
+        self, begin: int = 0, end: int | None = None, max_edges: int | None = None
     ) -> Iterator[Rows]:
         """Consecutive rows, in order, for passes over the whole graph; one piece is read ahead.
 
@@ -247,6 +251,7 @@ class GraphStore:
             The row after the last one; by default N.
         max_edges
             Most edges, and most rows, of a piece; a row with more edges is a piece of its own.
+            By default 2^18, or fewer where HOST has little free.
 
         Yields
         ------
@@ -259,6 +264,10 @@ class GraphStore:
             The range is not inside the graph.
         """
         end = self.num_nodes if end is None else end
+        if max_edges is None:
+            free = self.ledger.free_bytes(Tier.HOST)
+            share = _PIECE_EDGES if free is None else free // _PIECE_SHARE
+            max_edges = max(1, min(_PIECE_EDGES, share))
         if not 0 <= begin <= end <= self.num_nodes:
             raise DataError(
                 f"{self._indptr.path}: rows {begin} to {end} of {self.num_nodes} rows",

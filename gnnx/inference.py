@@ -1,0 +1,271 @@
+"""Exact outputs of a model, layer by layer, streamed within the budget.
+
+Layer l + 1 is computed for all its rows from layer l's rows, with every neighbour, so that no node
+is computed twice; what lies between two layers is kept in HOST memory where it fits, else in a
+scratch file. Shapes: N nodes, S sources, D destinations, R rows asked, F/G widths in/out.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import contextlib
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+
+import numpy as np
+import torch
+
+from gnnx import threads
+from gnnx.errors import BudgetError, UsageError
+from gnnx.memory import Tier
+from gnnx.random import Key
+from gnnx.sample import NeighborSampler
+from gnnx.store import ScratchRows
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from numpy.typing import NDArray
+    from torch import nn
+
+    from gnnx.graph import Block
+    from gnnx.memory import Ledger
+    from gnnx.store import Dataset, FeatureStore, GraphStore
+
+_PIECE_BYTES = 256 << 20  # input rows of a piece where the device has no limit; two are alive
+_WINDOW = 1 << 18  # candidate rows looked at together
+_WINDOW_BYTES = 32  # a candidate's id and degree, and their copies
+_TIMEOUT_S = 600.0
+
+
+_Outputs: TypeAlias = "Iterator[tuple[NDArray[np.int64], torch.Tensor]]"
+"""Ids and rows, piece by piece."""
+
+
+class _Piece(NamedTuple):
+    """Destinations of one call of a layer, with all their in-edges and input rows."""
+
+    ids: NDArray[np.int64]
+    block: Block
+    h: torch.Tensor
+
+
+def infer(
+    model: nn.Module,
+    dataset: Dataset,
+    *,
+    nodes: NDArray[np.int64] | None = None,
+    out: Path | str | None = None,
+    features: FeatureStore | None = None,
+    device: torch.device | str = "cpu",
+    progress: threads.Progress | None = None,
+) -> torch.Tensor | None:
+    """Compute outputs of a model for nodes, each once, with every neighbour.
+
+    Parameters
+    ----------
+    model
+        Shows its ``layers``, each called as ``layer(block, h)``, in order.
+    dataset
+        Opened with the budget to keep.
+    nodes
+        (R,) int64 global ids, distinct and ascending; all N by default.
+    out
+        A ``.npy`` file to write in pieces; it appears when it is whole.
+    features
+        The data set's features behind a cache; its own by default.
+    device
+        Where the layers run.
+    progress
+        Called with (stage, done, total).
+
+    Returns
+    -------
+    Tensor or None
+        (R, C) in the order of `nodes`; None where `out` is given.
+
+    Raises
+    ------
+    BudgetError
+        One row's neighbourhood does not fit the budget.
+    UsageError
+        The model shows no layers, or there are no nodes.
+    """
+    num_rows = dataset.num_nodes if nodes is None else len(nodes)
+    if num_rows == 0:
+        raise UsageError("no nodes to infer for", "Give at least one node.")
+    pieces = stream(model, dataset, nodes, features, device, progress)
+    if out is not None:
+        _write_npy(Path(out), num_rows, pieces)
+        return None
+    result, filled = torch.empty(0), 0
+    for ids, rows in pieces:
+        if filled == 0:
+            shape = (num_rows, *rows.shape[1:])
+            result = dataset.ledger.tensor(shape, rows.dtype, Tier.HOST, "outputs")
+        result[filled : filled + len(ids)] = rows
+        filled += len(ids)
+    return result
+
+
+def stream(
+    model: nn.Module,
+    dataset: Dataset,
+    nodes: NDArray[np.int64] | None,
+    features: FeatureStore | None = None,
+    device: torch.device | str = "cpu",
+    progress: threads.Progress | None = None,
+) -> _Outputs:
+    """Yield (ids, outputs) of nodes piece by piece, in ascending order; arguments as `infer`."""
+    layers = getattr(model, "layers", None)
+    if layers is None:
+        raise UsageError(
+            f"{type(model).__name__} shows no layers",
+            "Give the model `layers`, in order, each called as layer(block, h).",
+        )
+    needed = _needed(dataset.graph, nodes, len(layers))
+    h: FeatureStore = features or dataset.features
+    with contextlib.ExitStack() as scratch:
+        scratch.callback(model.train, model.training)
+        model.eval()
+        for depth, (layer, rows) in enumerate(zip(layers, needed, strict=True), start=1):
+            outputs = _apply(layer, dataset, h, rows, torch.device(device))
+            outputs = _reported(outputs, f"layer {depth} of {len(layers)}", rows, progress)
+            if depth == len(layers):
+                yield from outputs
+            else:
+                h = _kept(outputs, dataset, scratch)
+
+
+def _reported(
+    outputs: _Outputs, stage: str, rows: NDArray[np.bool_], progress: threads.Progress | None
+) -> _Outputs:
+    total, done = int(np.count_nonzero(rows)), 0
+    for ids, result in outputs:
+        yield ids, result
+        done += len(ids)
+        if progress:
+            progress(stage, done, total)
+
+
+def _kept(outputs: _Outputs, dataset: Dataset, scratch: contextlib.ExitStack) -> FeatureStore:
+    """Put a layer's outputs where the next layer reads them."""
+    hidden: ScratchRows | None = None
+    for ids, result in outputs:
+        if hidden is None:  # the width is known only now
+            shape, dtype = tuple(result.shape[1:]), result.dtype
+            hidden = ScratchRows(dataset, dataset.num_nodes, shape, dtype)
+            scratch.enter_context(hidden)
+        hidden.write(ids, result)
+    assert hidden is not None  # there is at least one node, and it needs itself
+    return hidden
+
+
+def _needed(
+    graph: GraphStore, nodes: NDArray[np.int64] | None, num_layers: int
+) -> list[NDArray[np.bool_]]:
+    """Rows of each layer's output that the nodes depend on, (N,) bool a layer."""
+    mask = graph.ledger.empty(graph.num_nodes, np.bool_, Tier.HOST, "inference")
+    mask[:] = nodes is None
+    if nodes is not None:
+        mask[nodes] = True
+    masks = [mask]
+    while len(masks) < num_layers:
+        if nodes is None:
+            masks.append(mask)
+            continue
+        below = graph.ledger.empty(graph.num_nodes, np.bool_, Tier.HOST, "inference")
+        below[:] = masks[-1]
+        for first, indptr, indices in graph.iter_rows():
+            wanted = masks[-1][first : first + len(indptr) - 1]
+            below[indices[np.repeat(wanted, np.diff(indptr))]] = True
+        masks.append(below)
+    return masks[::-1]
+
+
+def _apply(
+    layer: nn.Module,
+    dataset: Dataset,
+    h: FeatureStore,
+    rows: NDArray[np.bool_],
+    device: torch.device,
+) -> _Outputs:
+    """Run one layer for the rows of a mask; the next piece is read while one computes."""
+    dtype = next((p.dtype for p in layer.parameters()), torch.float32)
+    pieces = _pieces(dataset, h, rows, device)
+    ahead = threads.submit(next, pieces, None)
+    try:
+        while (piece := ahead.result(_TIMEOUT_S)) is not None:
+            ahead = threads.submit(next, pieces, None)
+            with torch.no_grad():
+                yield piece.ids, layer(piece.block.to(device), piece.h.to(device, dtype))
+    finally:
+        concurrent.futures.wait([ahead], _TIMEOUT_S)  # it writes to buffers that are let go now
+
+
+def _pieces(
+    dataset: Dataset, h: FeatureStore, rows: NDArray[np.bool_], device: torch.device
+) -> Iterator[_Piece]:
+    """Cut the rows into pieces whose inputs fit; where the budget refuses one, pieces get smaller.
+
+    A piece's reach is the number of rows that it reads at most: its destinations and its edges.
+    """
+    graph, ledger = dataset.graph, dataset.ledger
+    sampler = NeighborSampler(graph, [-1], degrees=True)
+    tier = Tier.DEVICE if device.type == "cpu" else Tier.HOST
+    free = ledger.free_bytes(tier)
+    reach = max(1, (_PIECE_BYTES if free is None else free // 4) // h.row_bytes)
+    for ids in _windows(rows, reach, ledger):
+        while len(ids):
+            _, degree = graph.rows(ids)
+            count = max(1, int(np.cumsum(degree + 1).searchsorted(reach, side="right")))
+            try:
+                piece = _load(sampler, h, ids[:count], ledger, tier)
+            except BudgetError:
+                if count == 1:
+                    raise
+                reach = max(1, reach // 2)
+            else:
+                yield piece
+                ids = ids[count:]  # noqa: PLW2901 - what is left of the window
+
+
+def _windows(rows: NDArray[np.bool_], reach: int, ledger: Ledger) -> Iterator[NDArray[np.int64]]:
+    """Ids whose mask is set, of some candidates at a time."""
+    free = ledger.free_bytes(Tier.HOST)
+    share = _WINDOW if free is None else free // 16 // _WINDOW_BYTES  # the rest is the sampler's
+    size = max(1, min(reach, share, _WINDOW))
+    with ledger.reserve(_WINDOW_BYTES * size, Tier.HOST, "inference"):
+        for begin in range(0, len(rows), size):
+            yield np.flatnonzero(rows[begin : begin + size]) + begin
+
+
+def _load(
+    sampler: NeighborSampler, h: FeatureStore, ids: NDArray[np.int64], ledger: Ledger, tier: Tier
+) -> _Piece:
+    (block,) = sampler.sample(ids, Key(0))
+    x = ledger.tensor((block.num_src, *h.row_shape), h.dtype, tier, "x")
+    return _Piece(ids, block, h.read(block.src_id.numpy(), out=x))
+
+
+def _write_npy(path: Path, num_rows: int, pieces: _Outputs) -> None:
+    """Write rows to a .npy file under a temporary name; rename it when it is whole and synced."""
+    partial = path.with_name(path.name + ".partial")
+    try:
+        with partial.open("wb") as file:
+            for _, rows in pieces:
+                array = rows.float().cpu().numpy()
+                if file.tell() == 0:
+                    header = {
+                        "descr": array.dtype.str,
+                        "fortran_order": False,
+                        "shape": (num_rows, *array.shape[1:]),
+                    }
+                    np.lib.format.write_array_header_1_0(file, header)
+                file.write(array.data)
+            file.flush()
+            os.fsync(file.fileno())
+        partial.replace(path)
+    finally:
+        partial.unlink(missing_ok=True)

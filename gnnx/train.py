@@ -1,0 +1,608 @@
+"""Train a model on a data set within its budget, evaluate it exactly, stop and go on at any epoch.
+
+Shapes: N nodes, B seeds, C classes.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import logging
+import math
+import os
+import tempfile
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+from torch import nn
+
+from gnnx.errors import DataError, RunError, UsageError
+from gnnx.inference import stream
+from gnnx.loader import Loader
+from gnnx.memory import Tier, peak_rss_bytes, rss_bytes
+from gnnx.nn import SAGE
+from gnnx.prepare import synth
+from gnnx.store import open as open_dataset
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from gnnx.graph import MiniBatch
+    from gnnx.store import Dataset, FeatureStore
+    from gnnx.threads import Progress
+
+_log = logging.getLogger("gnnx")
+_CHECKPOINT = "checkpoint.pt"
+_CHECKPOINT_VERSION = 1
+_PIECE = 1 << 16  # rows of ids or labels read at a time
+UNLABELLED = -1
+"""The label of a node that has none."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Metrics:
+    """Quality on a split; None where it has no labelled node."""
+
+    loss: float | None
+    """Mean cross-entropy, nats."""
+    accuracy: float | None
+    """Share of labelled nodes whose largest output is their label."""
+    count: int
+    """Labelled nodes."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class EpochReport:
+    """What one epoch did. Times are wall seconds; sampling and fetching overlap computing."""
+
+    epoch: int
+    loss: float
+    val_loss: float | None
+    val_accuracy: float | None
+    seconds: float
+    sample_s: float
+    fetch_s: float
+    wait_s: float
+    compute_s: float
+    eval_s: float
+    rows_requested: int
+    rows_hit: int
+    rows_from_disk: int
+    disk_read_bytes: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class MemoryReport:
+    """Budget beside fact, in bytes. The base is the interpreter, torch and the compiled kernels."""
+
+    budget_bytes: int | None
+    device_budget_bytes: int | None
+    peak_ledger_bytes: int
+    peak_device_ledger_bytes: int
+    peak_rss_bytes: int
+    base_rss_bytes: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class TrainReport:
+    """What a training did; accuracies are those of the weights best on validation."""
+
+    epochs: list[EpochReport]
+    best_epoch: int | None
+    val_accuracy: float | None
+    test_accuracy: float | None
+    num_parameters: int
+    memory: MemoryReport
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain dictionaries and lists, ready for JSON."""
+        return dataclasses.asdict(self)
+
+
+def evaluate(
+    model: nn.Module,
+    dataset: Dataset,
+    split: str = "test",
+    *,
+    features: FeatureStore | None = None,
+    device: torch.device | str = "cpu",
+    progress: Progress | None = None,
+) -> Metrics:
+    """Exact quality on a split: every neighbour counts, layer by layer, streamed in the budget.
+
+    Parameters
+    ----------
+    model
+        With ``layers`` and without randomness in evaluation mode.
+    dataset
+        Labelled.
+    split
+        ``"train"``, ``"val"`` or ``"test"``.
+    features
+        The data set's features behind a cache; its own by default.
+    device
+        Where the layers run.
+    progress
+        Called with (stage, done, total).
+
+    Returns
+    -------
+    Metrics
+        Over the labelled nodes of the split.
+
+    Raises
+    ------
+    BudgetError
+        One row's neighbourhood does not fit the budget.
+    """
+    labels = dataset.labels
+    nodes = dataset.split(split)
+    if labels is None or nodes.num_rows == 0:
+        return Metrics(None, None, 0)
+    loss_sum, correct, count = 0.0, 0, 0
+    targets = nodes.read_range(0, nodes.num_rows).numpy()
+    for ids, logits in stream(model, dataset, targets, features, device, progress):
+        y = labels.read(ids).to(logits.device)
+        known = y != UNLABELLED
+        scores = logits[known].float()
+        loss_sum += float(nn.functional.cross_entropy(scores, y[known], reduction="sum"))
+        correct += int((scores.argmax(1) == y[known]).sum())
+        count += len(scores)
+    if count == 0:
+        return Metrics(None, None, 0)
+    return Metrics(loss_sum / count, correct / count, count)
+
+
+class Trainer:
+    """Mini-batch training of a node classifier.
+
+    The loss of a step is the mean cross-entropy of its labelled seeds, or the loss given. The same
+    seed gives the same losses, bit for bit, for every memory budget and every resume point.
+
+    Parameters
+    ----------
+    model
+        Called as ``model(blocks, x)``; shows its ``layers`` for evaluation.
+    dataset
+        Opened with the budget that the training is to keep.
+    fanouts
+        Neighbours drawn a node, the seeds' hop first; -1 is all.
+    batch_size
+        Seeds a step.
+    lr
+        Learning rate.
+    weight_decay
+        Of the optimizer.
+    optimizer
+        ``"adamw"`` (decoupled decay, Loshchilov and Hutter 2019), ``"adam"``, or a function from
+        parameters to an optimizer.
+    schedule
+        ``"constant"``, ``"cosine"`` (to zero over all steps), or a function from an optimizer and
+        the total number of steps to a scheduler, stepped once a step.
+    class_weights
+        ``"balanced"`` (inverse to the training labels' frequency, mean 1 over them) or (C,) tensor.
+    loss
+        Function of logits (B, C) and labels (B,) in place of cross-entropy.
+    autocast
+        torch.bfloat16 runs the dense parts in it.
+    eval_every
+        Epochs between evaluations on the validation split; 0 for none until the end.
+    patience
+        Evaluations without a better accuracy after which training stops; None is never.
+    seed
+        Of samples, order, keyed dropout and torch's generator.
+    device
+        Where the model runs.
+    checkpoint
+        Folder that is given the state after each epoch.
+    """
+
+    def __init__(  # noqa: PLR0913 - the knobs of a training, each with a default
+        self,
+        model: nn.Module,
+        dataset: Dataset,
+        *,
+        fanouts: Sequence[int],
+        batch_size: int = 1024,
+        lr: float = 0.01,
+        weight_decay: float = 5e-4,
+        optimizer: Literal["adamw", "adam"]
+        | Callable[[list[nn.Parameter]], torch.optim.Optimizer] = "adamw",
+        schedule: Literal["constant", "cosine"]
+        | Callable[[torch.optim.Optimizer, int], Any] = "constant",
+        class_weights: Literal["balanced"] | torch.Tensor | None = None,
+        loss: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] | None = None,
+        autocast: torch.dtype | None = None,
+        eval_every: int = 1,
+        patience: int | None = None,
+        seed: int = 0,
+        device: torch.device | str = "cpu",
+        checkpoint: Path | str | None = None,
+    ) -> None:
+        if dataset.labels is None:
+            raise DataError(
+                f"{dataset.path}: no labels to train on", "Prepare the data set with --labels."
+            )
+        if dataset.split("train").num_rows == 0:
+            raise DataError(
+                f"{dataset.path}: the training split is empty",
+                "Prepare the data set with --train or --split.",
+            )
+        self.model, self.dataset = model, dataset
+        self.device, self.autocast, self.seed = torch.device(device), autocast, seed
+        self.eval_every, self.patience, self.schedule = eval_every, patience, schedule
+        self.checkpoint = None if checkpoint is None else Path(checkpoint)
+        self.base_rss_bytes = base_rss_bytes(model, dataset)
+        self.model.to(self.device)
+        self.loader = Loader(
+            dataset,
+            fanouts,
+            batch_size,
+            seed=seed,
+            degrees=_needs_degrees(model),
+            device=self.device,
+        )
+        self.optimizer = _make_optimizer(optimizer, model, lr, weight_decay)
+        self.loss = loss or _cross_entropy(class_weights, dataset, self.device)
+        self._settings = {
+            "fingerprint": dataset.fingerprint,
+            "seed": seed,
+            "batch_size": batch_size,
+            "fanouts": list(fanouts),
+        }
+
+    def fit(
+        self, epochs: int, *, resume: bool = False, progress: Progress | None = None
+    ) -> TrainReport:
+        """Train, keep the weights best on validation, test them.
+
+        Parameters
+        ----------
+        epochs
+            In all, those before a resume included.
+        resume
+            Go on from the checkpoint folder's state, if there is one.
+        progress
+            Called with (stage, done, total).
+
+        Returns
+        -------
+        TrainReport
+            Of all epochs. The model is left with the best weights.
+
+        Raises
+        ------
+        RunError
+            A loss is not finite.
+        UsageError
+            The checkpoint belongs to another data set or other settings.
+        """
+        torch.manual_seed(self.seed)
+        total_steps = epochs * len(self.loader)
+        scheduler = _make_scheduler(self.schedule, self.optimizer, total_steps)
+        state = _State(total_steps=total_steps if self.schedule != "constant" else None)
+        if resume and self._checkpoint_path().exists():
+            self._restore(state, scheduler)
+        while len(state.epochs) < epochs and not state.stale(self.patience):
+            self._run_epoch(state, scheduler, progress, last=len(state.epochs) + 1 == epochs)
+            if self.checkpoint is not None:
+                self._save(state, scheduler)
+        self.model.load_state_dict(state.best_weights)
+        return self._report(state, progress)
+
+    def _run_epoch(
+        self, state: _State, scheduler: Any, progress: Progress | None, *, last: bool
+    ) -> None:
+        epoch = self.loader.epoch = len(state.epochs)
+        self.model.train()
+        begin = time.perf_counter()
+        loss_sum, compute_s, num_seeds = 0.0, 0.0, 0
+        for step, batch in enumerate(self.loader):
+            started = time.perf_counter()
+            loss = self._step(batch)
+            scheduler.step()
+            if not math.isfinite(loss):
+                raise RunError(
+                    f"loss is {loss} at epoch {epoch}, step {step}",
+                    "Lower --lr, or look for outliers in the features with gnnx info.",
+                )
+            loss_sum += loss * batch.batch_size
+            num_seeds += batch.batch_size
+            compute_s += time.perf_counter() - started
+            if progress:
+                progress(f"epoch {epoch + 1}", step + 1, len(self.loader))
+        seconds = time.perf_counter() - begin
+        stats = self.loader.stats
+        assert stats is not None  # an epoch has ended
+        metrics, eval_s = Metrics(None, None, 0), 0.0
+        if last or (self.eval_every and (epoch + 1) % self.eval_every == 0):
+            metrics, eval_s = self._evaluate("val", progress)
+        report = EpochReport(
+            epoch=epoch,
+            loss=loss_sum / num_seeds,
+            val_loss=metrics.loss,
+            val_accuracy=metrics.accuracy,
+            seconds=seconds,
+            sample_s=stats.sample_s,
+            fetch_s=stats.fetch_s,
+            wait_s=stats.wait_s,
+            compute_s=compute_s,
+            eval_s=eval_s,
+            rows_requested=stats.rows_requested,
+            rows_hit=stats.rows_hit,
+            rows_from_disk=stats.rows_from_disk,
+            disk_read_bytes=stats.disk_read_bytes,
+        )
+        state.add(report, self.model)
+
+    def _step(self, batch: MiniBatch) -> float:
+        assert batch.y is not None  # the constructor has checked that there are labels
+        x = batch.x
+        if not self.autocast:
+            x = x.to(next(self.model.parameters()).dtype)
+        with torch.autocast(self.device.type, self.autocast, enabled=self.autocast is not None):
+            logits = self.model(batch.blocks, x)
+        loss = self.loss(logits.float(), batch.y)
+        self.optimizer.zero_grad()
+        loss.backward()
+        self.optimizer.step()
+        return loss.item()
+
+    def _evaluate(self, split: str, progress: Progress | None) -> tuple[Metrics, float]:
+        begin = time.perf_counter()
+        with self.loader.released():  # evaluation needs the bytes that the cache holds
+            metrics = evaluate(
+                self.model, self.dataset, split, device=self.device, progress=progress
+            )
+        return metrics, time.perf_counter() - begin
+
+    def _report(self, state: _State, progress: Progress | None) -> TrainReport:
+        test, _ = self._evaluate("test", progress)
+        ledger = self.dataset.ledger
+        memory = MemoryReport(
+            budget_bytes=ledger.budget.host,
+            device_budget_bytes=ledger.budget.device,
+            peak_ledger_bytes=ledger.peak_bytes(Tier.HOST),
+            peak_device_ledger_bytes=ledger.peak_bytes(Tier.DEVICE),
+            peak_rss_bytes=peak_rss_bytes(),
+            base_rss_bytes=self.base_rss_bytes,
+        )
+        best = None if state.best_epoch is None else state.epochs[state.best_epoch]
+        return TrainReport(
+            epochs=state.epochs,
+            best_epoch=state.best_epoch,
+            val_accuracy=None if best is None else best.val_accuracy,
+            test_accuracy=test.accuracy,
+            num_parameters=sum(p.numel() for p in self.model.parameters()),
+            memory=memory,
+        )
+
+    def _checkpoint_path(self) -> Path:
+        if self.checkpoint is None:
+            raise UsageError("resume without a checkpoint folder", "Give --checkpoint DIR.")
+        return self.checkpoint / _CHECKPOINT
+
+    def _save(self, state: _State, scheduler: Any) -> None:
+        path = self._checkpoint_path()
+        path.parent.mkdir(parents=True, exist_ok=True)
+        content = {
+            "version": _CHECKPOINT_VERSION,
+            "settings": self._settings | {"total_steps": state.total_steps},
+            "config": getattr(self.model, "config", None),
+            "epochs": [dataclasses.asdict(report) for report in state.epochs],
+            "best_epoch": state.best_epoch,
+            "best_weights": state.best_weights,
+            "model": self.model.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "scheduler": scheduler.state_dict(),
+            "generator": torch.get_rng_state(),
+        }
+        partial = path.with_suffix(".partial")
+        with partial.open("wb") as file:
+            torch.save(content, file)
+            file.flush()
+            os.fsync(file.fileno())
+        partial.replace(path)  # atomic: a kill leaves the old state or the new one
+
+    def _restore(self, state: _State, scheduler: Any) -> None:
+        path = self._checkpoint_path()
+        content = _load(path)
+        mine = self._settings | {"total_steps": state.total_steps}
+        for name, value in content["settings"].items():
+            if mine[name] != value:
+                raise UsageError(
+                    f"{path}: {name} was {value} and is {mine[name]} now",
+                    "Resume with the settings and the data set of the checkpoint.",
+                )
+        self.model.load_state_dict(content["model"])
+        self.optimizer.load_state_dict(content["optimizer"])
+        scheduler.load_state_dict(content["scheduler"])
+        torch.set_rng_state(content["generator"])
+        state.epochs = [EpochReport(**report) for report in content["epochs"]]
+        state.best_epoch = content["best_epoch"]
+        state.best_weights = content["best_weights"]
+
+
+@dataclasses.dataclass(slots=True)
+class _State:
+    """Progress of a training, as the checkpoint keeps it."""
+
+    total_steps: int | None
+    """None where the learning rate does not depend on it."""
+    epochs: list[EpochReport] = dataclasses.field(default_factory=list)
+    best_epoch: int | None = None
+    best_weights: dict[str, torch.Tensor] = dataclasses.field(default_factory=dict)
+
+    def add(self, report: EpochReport, model: nn.Module) -> None:
+        self.epochs.append(report)
+        accuracy = report.val_accuracy
+        best = None if self.best_epoch is None else self.epochs[self.best_epoch].val_accuracy
+        if accuracy is not None and (best is None or accuracy > best):
+            self.best_epoch = report.epoch
+        elif self.best_epoch is not None:
+            return
+        # without a validation split the last weights are the best there are
+        self.best_weights = {k: v.detach().clone() for k, v in model.state_dict().items()}
+
+    def stale(self, patience: int | None) -> bool:
+        if patience is None or self.best_epoch is None:
+            return False
+        later = self.epochs[self.best_epoch + 1 :]
+        return sum(report.val_accuracy is not None for report in later) >= patience
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """What inference needs of a training's state."""
+
+    config: dict[str, Any] | None
+    """Of a model of gnnx.nn; None where the model is the user's own."""
+    weights: dict[str, torch.Tensor]
+    """The best on validation."""
+    num_epochs: int
+    fingerprint: str
+
+
+def load_checkpoint(folder: Path | str) -> Checkpoint:
+    """Best weights of a training.
+
+    Parameters
+    ----------
+    folder
+        As given to `Trainer`.
+
+    Returns
+    -------
+    Checkpoint
+        Loaded without unpickling code.
+
+    Raises
+    ------
+    DataError
+        There is no checkpoint, or it is damaged or of another version.
+    """
+    content = _load(Path(folder) / _CHECKPOINT)
+    return Checkpoint(
+        content["config"],
+        content["best_weights"],
+        len(content["epochs"]),
+        content["settings"]["fingerprint"],
+    )
+
+
+def _load(path: Path) -> dict[str, Any]:
+    if not path.exists():
+        raise DataError(f"{path}: no such checkpoint", "Train with --checkpoint DIR first.")
+    try:
+        content: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:
+        raise DataError(
+            f"{path}: damaged checkpoint ({type(error).__name__})",
+            "Delete it and train again.",
+        ) from error
+    if content.get("version") != _CHECKPOINT_VERSION:
+        raise DataError(
+            f"{path}: checkpoint version {content.get('version')}, {_CHECKPOINT_VERSION} expected",
+            "Train again with this version of gnnx.",
+        )
+    return content
+
+
+def base_rss_bytes(model: nn.Module | None = None, dataset: Dataset | None = None) -> int:
+    """Resident bytes of the process with its kernels compiled and nothing of size held.
+
+    Trains a copy of the model for two steps on a toy graph and evaluates it, so that all code a
+    training runs is loaded. The budget does not count these bytes.
+
+    Parameters
+    ----------
+    model
+        The model to be trained; a small one by default.
+    dataset
+        The data set to be trained on: the toy has its widths.
+
+    Returns
+    -------
+    int
+        Bytes.
+    """
+    num_features = 8 if dataset is None else dataset.num_features
+    num_classes = 2 if dataset is None else dataset.num_classes
+    toy_model: Any = SAGE(8, 8, 2, num_layers=2) if model is None else copy.deepcopy(model)
+    generator = torch.get_rng_state()
+    with tempfile.TemporaryDirectory(prefix="gnnx-") as folder:
+        path = Path(folder) / "toy"
+        synth(path, num_nodes=64, num_edges=256, num_features=num_features, num_classes=num_classes)
+        with open_dataset(path, memory="16MiB") as toy:
+            fanouts = [2] * len(toy_model.layers)
+            degrees = _needs_degrees(toy_model)
+            for batch in Loader(toy, fanouts, 4, degrees=degrees):
+                toy_model(batch.blocks, batch.x).sum().backward()
+            evaluate(toy_model, toy, "test")
+    torch.set_rng_state(generator)
+    return rss_bytes()
+
+
+def _needs_degrees(model: nn.Module) -> bool:
+    return any(getattr(module, "needs_degrees", False) for module in model.modules())
+
+
+def _make_optimizer(
+    optimizer: str | Callable[[list[nn.Parameter]], torch.optim.Optimizer],
+    model: nn.Module,
+    lr: float,
+    weight_decay: float,
+) -> torch.optim.Optimizer:
+    parameters = list(model.parameters())
+    if optimizer == "adamw":
+        return torch.optim.AdamW(parameters, lr=lr, weight_decay=weight_decay)
+    if optimizer == "adam":
+        return torch.optim.Adam(parameters, lr=lr, weight_decay=weight_decay)
+    if callable(optimizer):
+        return optimizer(parameters)
+    raise UsageError(f"optimizer {optimizer!r} is unknown", 'Give "adamw", "adam" or a function.')
+
+
+def _make_scheduler(
+    schedule: str | Callable[[torch.optim.Optimizer, int], Any],
+    optimizer: torch.optim.Optimizer,
+    total_steps: int,
+) -> Any:
+    if schedule == "constant":
+        return torch.optim.lr_scheduler.ConstantLR(optimizer, factor=1.0)
+    if schedule == "cosine":
+        return torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, total_steps)
+    if callable(schedule):
+        return schedule(optimizer, total_steps)
+    raise UsageError(
+        f"schedule {schedule!r} is unknown", 'Give "constant", "cosine" or a function.'
+    )
+
+
+def _cross_entropy(
+    class_weights: str | torch.Tensor | None, dataset: Dataset, device: torch.device
+) -> nn.Module:
+    if isinstance(class_weights, str):
+        if class_weights != "balanced":
+            raise UsageError(
+                f"class weights {class_weights!r} are unknown", 'Give "balanced" or a tensor.'
+            )
+        class_weights = _balanced_weights(dataset)
+    if class_weights is not None:
+        class_weights = class_weights.to(device, torch.float32)
+    return nn.CrossEntropyLoss(class_weights, ignore_index=UNLABELLED)
+
+
+def _balanced_weights(dataset: Dataset) -> torch.Tensor:
+    """num_labelled / (C · count of the class), 0 for a class that the training split lacks."""
+    assert dataset.labels is not None
+    train = dataset.split("train")
+    counts = torch.zeros(dataset.num_classes, dtype=torch.int64)
+    for begin in range(0, train.num_rows, _PIECE):
+        ids = train.read_range(begin, min(begin + _PIECE, train.num_rows))
+        y = dataset.labels.read(ids.numpy())
+        counts += torch.bincount(y[y != UNLABELLED], minlength=dataset.num_classes)
+    weights = counts.sum() / (dataset.num_classes * counts.clamp(min=1))
+    return torch.where(counts > 0, weights, 0.0)

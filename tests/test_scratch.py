@@ -1,0 +1,71 @@
+"""Scratch rows: what is written is read back; nothing stays behind."""
+
+import errno
+import os
+import tempfile
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+import gnnx
+from gnnx.errors import BudgetError, ResourceError
+from gnnx.memory import Budget, Ledger, Tier
+from gnnx.prepare import synth
+from gnnx.store import Dataset, ScratchRows
+
+
+@pytest.fixture(scope="module")
+def dataset(tmp_path_factory):
+    path = tmp_path_factory.mktemp("scratch") / "synth"
+    synth(path, num_nodes=100, num_edges=200, num_features=4, num_classes=2)
+    with gnnx.open(path, memory="32MiB") as opened:
+        yield opened
+
+
+@given(
+    num_rows=st.integers(1, 5000),
+    width=st.sampled_from([1, 3, 64, 300]),
+    dtype=st.sampled_from([torch.float32, torch.bfloat16, torch.float64]),
+    seed=st.integers(0, 1000),
+)
+def test_rows_come_back_as_written(dataset, num_rows, width, dtype, seed):
+    generator = torch.Generator().manual_seed(seed)
+    keep = torch.rand(num_rows, generator=generator) < 0.6
+    values = torch.randn(num_rows, width, generator=generator).to(dtype)
+    ids = torch.nonzero(keep)[:, 0].numpy()
+    with ScratchRows(dataset, num_rows, (width,), dtype) as scratch:
+        for piece in np.array_split(ids, 3):  # in ascending pieces, as layers give them
+            scratch.write(piece, values[torch.from_numpy(piece)])
+        shuffled = np.random.default_rng(seed).permutation(ids)
+        assert torch.equal(scratch.read(shuffled), values[torch.from_numpy(shuffled)])
+
+
+def test_nothing_stays_behind(dataset, tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    with ScratchRows(dataset, 10, (4,), torch.float32) as scratch:
+        assert list(tmp_path.iterdir()) == []  # without a name from the start: a kill leaves none
+        assert dataset.ledger.owners(Tier.DISK) == {"scratch": 160}
+        scratch.write(np.arange(10), torch.ones(10, 4))
+    assert dataset.ledger.held_bytes(Tier.DISK) == 0
+
+
+def test_the_disk_budget_is_kept(dataset):
+    small = Dataset(dataset.path, Ledger(Budget(host=1 << 24, disk=100)))
+    with small, pytest.raises(BudgetError, match="scratch needs 160 bytes, 100 of 100 are free"):
+        ScratchRows(small, 10, (4,), torch.float32)
+
+
+def test_a_full_disk_is_named_before_and_while_writing(dataset, monkeypatch):
+    with pytest.raises(ResourceError, match="bytes of scratch needed"):
+        ScratchRows(dataset, 1 << 50, (4,), torch.float32)
+    with ScratchRows(dataset, 10, (4,), torch.float32) as scratch:
+
+        def full(*_):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+        monkeypatch.setattr(os, "pwrite", full)
+        with pytest.raises(ResourceError, match="No space left on device"):
+            scratch.write(np.arange(10), torch.ones(10, 4))
