@@ -403,6 +403,13 @@ def test_fragmentation_fails_nothing_that_the_budget_allows():
     assert ledger.empty(64 << 10, np.uint8, Tier.HOST, "b", align=PAGE).nbytes == 64 << 10
 
 
+def test_more_than_the_machine_can_address_is_a_named_error():
+    ledger = _ledger(host=None)
+    with pytest.raises(ResourceError, match=r"^host memory: no 1152921504606846976 bytes of addr"):
+        ledger.empty(1 << 60, np.uint8, Tier.HOST, "test")
+    assert ledger.held_bytes(Tier.HOST) == 0
+
+
 def test_a_budget_beyond_the_machine_is_no_obstacle():
     ledger = _ledger(host=parse_bytes("9999999TiB"))
     assert ledger.empty(10, np.uint8, Tier.HOST, "test").shape == (10,)
