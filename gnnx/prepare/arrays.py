@@ -13,6 +13,7 @@ import os
 import struct
 import tempfile
 import zipfile
+import zlib
 from typing import TYPE_CHECKING, Any, Self, cast
 
 import numpy as np
@@ -444,7 +445,7 @@ class Archive:
             with zipfile.ZipFile(self._path) as archive, archive.open(info) as member:
                 while data := member.read(1 << 20):
                     scratch.append(np.frombuffer(data, np.uint8))
-        except (zipfile.BadZipFile, OSError, EOFError, NotImplementedError) as error:
+        except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError) as error:
             raise DataError(f"{where}: cannot be unpacked: {error}", _AGAIN) from None
         return _region(where, scratch.fd, 0, scratch.size)
 

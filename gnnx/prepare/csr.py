@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from gnnx import threads
-from gnnx.memory import Tier
+from gnnx.memory import ALIGNMENT, Tier
 from gnnx.prepare import _kernels
 from gnnx.prepare.text import outside
 
@@ -96,6 +96,8 @@ class CsrBuilder:
         narrow = num_nodes <= 2**31
         self._index = np.dtype(np.int32 if narrow else np.int64)
         self._entry = np.dtype(np.uint32 if narrow else np.uint64)  # one bit more
+        # what comes and goes beside the rows: buffers of the stream, room for the last array
+        self._stream_bytes = 6 * workspace.piece_bytes
         bitmap_bytes = -(-num_nodes // 8)
         self._touched = self._zeros(bitmap_bytes, np.uint8)
         self._looped = self._zeros(bitmap_bytes, np.uint8)
@@ -205,8 +207,7 @@ class CsrBuilder:
         return loops
 
     def _end_of_range(self, shift: int, counts: NDArray[np.int64], begin: int) -> int:
-        # the stream's buffers come and go beside the rows
-        capacity = self._free_bytes() - 6 * self._workspace.piece_bytes
+        capacity = self._free_bytes() - self._stream_bytes - 2 * ALIGNMENT  # of rows and entries
         row_bytes = 0 if shift == 0 else 8
         end: int = _kernels.end_of_range(
             counts, begin, 1 << shift, row_bytes, self._entry.itemsize, capacity
@@ -232,7 +233,8 @@ class CsrBuilder:
     ) -> NDArray[Any]:
         """Gather sorted sources of rows, whose lengths become ends, counted from `offset`."""
         mirror, merge = self._rules.undirected, self._rules.duplicates == "drop"
-        entries = self._workspace.empty(_kernels.start_rows(rows), self._entry, "edges")
+        with self._workspace.ledger.reserve(self._stream_bytes, Tier.HOST, "edges"):
+            entries = self._workspace.empty(_kernels.start_rows(rows), self._entry, "edges")
         for piece in self._pieces(f"placing edges, range {num_ranges}"):
             _kernels.scatter(piece, first, mirror, self._drop_loops, rows, entries)
         if self._rules.self_loops == "add":

@@ -142,8 +142,9 @@ class _FiniteCheck:
 
     def error(self) -> DataError:
         columns, rows = list(self.by_column()), self._rows[: self._state[0]].tolist()
+        count = int(self._counts.sum())
         return DataError(
-            f"{self._where}: {sum(self._counts)} NaN or infinite values, in "
+            f"{self._where}: {count} NaN or infinite value{'s' * (count > 1)}, in "
             f"{_named('column', columns)}, {_named('node', rows)}",
             "Mend the features, or give --nonfinite zero or keep.",
         )

@@ -184,6 +184,8 @@ class Reader:
         for name in _EDGES:
             if name in archive:
                 return Source(PairEdges(self._workspace, archive.array(name), layout))
+        for name in archive.names:
+            archive.array(name)  # a pickled matrix is the likelier cause, and is named
         found = ", ".join(sorted(archive.names)) or "nothing"
         raise DataError(
             f"{path.name}: no edges in it: it holds {found}",
@@ -260,8 +262,9 @@ def _sparse(archive: Archive, prefix: str) -> SparseRows:
         kind = archive.array(f"{prefix}format")
         text = np.empty(1, kind.dtype)
         kind.read_into(text, 0)
-        if text[0] not in {b"csr", "csr"}:
-            raise DataError(f"{kind.where}: {text[0]!r} is not CSR", "Save matrix.tocsr() instead.")
+        name = text.astype(str)[0]
+        if name != "csr":
+            raise DataError(f"{kind.where}: {name!s} is not csr", "Save matrix.tocsr() instead.")
     return SparseRows(indptr, indices, data, num_columns)
 
 

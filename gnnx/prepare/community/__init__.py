@@ -53,10 +53,11 @@ def synth(  # noqa: PLR0913 - each argument is an option of the verb
 ) -> None:
     """Make a random graph with communities, power-law degrees and features that hint at the class.
 
-    Nodes stand in a random order; K communities are equal ranges of it, of at most 32768 nodes or
-    so, at least 16, and as many for every class. Community k has class k mod C; a node's label is its community's class
-    with probability 0.9, else any. A node at place x of its community, x in (1e-4, 1], has
-    popularity x^(-3/4): degrees have a tail of exponent 7/3 between 0.28 and 280 times their mean.
+    Nodes stand in a random order; K communities are equal ranges of it, as many for every class,
+    at least 16, of 32768 nodes or fewer. Community k has class k mod C; a node's label is its
+    community's class with probability 0.9, else any. A node at place x of its community, x in
+    (1e-4, 1], has popularity x^(-3/4): degrees have a tail of exponent 7/3, and lie between 0.28
+    and 280 times their mean.
 
     - In-degrees are popularities scaled to the sum E and rounded, so E edges are stored exactly.
     - Each source is of the node's own community with probability 0.7, else of another, by
