@@ -109,6 +109,26 @@ def test_small_requests_pass_beside_a_large_one(dataset, table, monkeypatch):
     assert np.array_equal(bits(large.wait(60)), bits(table)[::-1])
 
 
+def test_a_few_rows_do_not_wait_for_many(path, table, monkeypatch):
+    """One reader: its turn passes to the later request after a chunk of the earlier one."""
+    calls, real = threading.Semaphore(0), engine.read_chunks
+
+    def one_by_one(*arguments):
+        assert calls.acquire(timeout=60)
+        real(*arguments)
+
+    monkeypatch.setattr(engine, "read_chunks", one_by_one)
+    with gnnx.open(path, memory="64MiB", io_threads=1) as dataset:
+        apart = np.arange(0, NUM_ROWS, 60)  # 24 kB between them: each is read on its own
+        many = dataset.features.fetch(apart)
+        few = dataset.features.fetch(ROWS[:3])
+        calls.release(6)  # three chunks of each
+        assert np.array_equal(bits(few.wait(60)), bits(table)[ROWS[:3]])
+        assert not many.done()
+        calls.release(100)
+        assert np.array_equal(bits(many.wait(60)), bits(table)[apart])
+
+
 def test_threads_start_with_the_first_row_and_end_with_close(path):
     assert readers() == []
     dataset = gnnx.open(path, memory="64MiB")

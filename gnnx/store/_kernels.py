@@ -182,16 +182,17 @@ def _read(fd: Any, buffer: Any, size: Any, at: Any, need: Any) -> Any:
 
 @kernel
 def read_chunks(fd: Any, order: Any, shift: Any, base: Any, stride: Any, row_bytes: Any, end: Any,
-                largest: Any, bounds: Any, slots: Any, out: Any, buffer: Any, capacity: Any,
-                state: Any, result: Any) -> None:  # fmt: skip
-    """One reader's work: take chunks until none is left, read their runs, copy rows to their slots.
+                largest: Any, bounds: Any, slots: Any, out: Any, state: Any, num_jobs: Any,
+                buffer: Any, capacity: Any, result: Any) -> None:  # fmt: skip
+    """One reader's work: take chunks, read their runs, copy rows to their slots.
 
-    `out` and `buffer` are addresses, `capacity` is the buffer's size. A row larger than the buffer
-    is read in several steps. `slots` is empty where the position is the slot. A failure goes to
-    `result` and stops the readers of the request.
+    Until no chunk is left, or after one where other requests wait (``num_jobs[0] > 1``). `out` and
+    `buffer` are addresses, `capacity` is the buffer's size. A row larger than the buffer is read in
+    several steps. `slots` is empty where the position is the slot. A failure goes to `result` and
+    stops the readers of the request.
     """
     mask = (np.int64(1) << shift) - 1
-    while True:
+    while result[CHUNKS] == 0 or num_jobs[0] < 2:
         chunk = _fetch_add(state.ctypes.data + 8 * TICKET, np.int64(1))
         if chunk >= bounds.shape[0] - 1 or state[STOP] != 0:
             return

@@ -1,9 +1,10 @@
 """The read engine: rows of files, in any order, by direct reads from a pool of threads.
 
-Letters: R rows asked. A request is sorted and cut into runs of neighbouring rows; each reader
-thread takes runs until none is left, with the GIL released, and copies rows from its own buffer to
-where they are wanted. 4 KiB rows read one by one are three times slower than runs across small
-gaps, and a memory map is thirty times slower.
+Letters: R rows asked. A request is sorted and cut into runs of neighbouring rows, runs into chunks
+of about equal cost. Reader threads take chunks until none is left, with the GIL released, and copy
+rows from their own buffers to where they are wanted; requests that come meanwhile get their turn
+after a chunk, so that a few rows never wait for many. 4 KiB rows read one by one are three times
+slower than runs across small gaps, and a memory map is thirty times slower.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from gnnx.errors import BudgetError, DataError, GnnxError, RunError
+from gnnx.errors import BudgetError, DataError, GnnxError, RunError, UsageError
 from gnnx.memory import Tier
 from gnnx.store import _kernels
 from gnnx.store._kernels import BLOCK, read_chunks
@@ -160,8 +161,8 @@ class Job:
         self, file: DataFile, num_rows: int, num_chunks: int, arguments: tuple[Any, ...], held: Any
     ) -> None:
         self.file, self.num_rows, self.num_chunks = file, num_rows, num_chunks
-        self.arguments, self._held = arguments, held
         self.state = np.zeros(2, np.int64)
+        self.arguments, self._held = arguments, held
         self._lock = threading.Lock()
         self._finished = threading.Event()
         self._active = self._chunks_done = 0
@@ -215,6 +216,10 @@ class Job:
                 f"{self.file.path}: a read has not ended within {timeout_s:g} s",
                 "Check that the disk answers.",
             )
+
+    def has_chunks(self) -> bool:
+        """Whether there is work left that no reader has begun."""
+        return self._error is None and bool(self.state[_kernels.TICKET] < self.num_chunks)
 
     def done(self) -> bool:
         """Whether `wait` would return at once, or raise what a reader met."""
@@ -317,6 +322,7 @@ class ReadEngine(Traffic):
         self._executor: concurrent.futures.ThreadPoolExecutor | None = None
         self._idle: queue.SimpleQueue[NDArray[np.uint8]] = queue.SimpleQueue()
         self._jobs: set[Job] = set()
+        self._num_jobs = np.zeros(1, np.int64)  # of `_jobs`, for readers without the GIL
         self._num_busy, self._busy_since = 0, 0.0
 
     @property
@@ -364,6 +370,8 @@ class ReadEngine(Traffic):
             The engine is closed, or the file cannot be opened.
         BudgetError
             HOST has no room for one block, or for the sorted request.
+        UsageError
+            More rows than 64 bits can sort.
         """
         with self._lock:
             if self._closed:
@@ -391,17 +399,20 @@ class ReadEngine(Traffic):
             for traffic in (file, self):
                 traffic.num_rows += num_rows
             self._jobs.add(job)
+            self._num_jobs[0] = len(self._jobs)
             for _ in range(min(num_chunks, self.num_readers)):
                 executor.submit(self._serve, job)
         return job
 
     def _sorted(self, rows: NDArray[np.int64], size: int) -> tuple[NDArray[np.int64], int]:
         """Sort the rows, with their positions; also gives the bits that a position takes."""
-        shift = max(1, (len(rows) - 1).bit_length())
+        shift, row_bits = ((max(2, count) - 1).bit_length() for count in (len(rows), size))
+        if shift + row_bits > 63:
+            raise UsageError(f"{len(rows)} of {size} rows in one request", "Ask for fewer at once.")
         order = self._ledger.empty(len(rows), np.int64, Tier.HOST, "read plan")
         block = min(len(rows), self._sort_rows)
         scratch = self._ledger.empty(block, np.int64, Tier.HOST, "read plan")
-        _kernels.sort_rows(rows, shift, max(1, (size - 1).bit_length()), order, scratch)
+        _kernels.sort_rows(rows, shift, row_bits, order, scratch)
         return order, shift
 
     def _start(self) -> concurrent.futures.ThreadPoolExecutor:
@@ -418,17 +429,22 @@ class ReadEngine(Traffic):
 
     def _take_buffers(self) -> NDArray[np.uint8]:
         """As many and as large buffers as HOST has room for, down to one block."""
+        count, size = self.num_readers, self._buffer_size
         while True:
-            shape = (self.num_readers, self._buffer_size)
             try:
-                return self._ledger.empty(shape, np.uint8, Tier.HOST, "read buffers", align=BLOCK)
+                memory = self._ledger.empty(
+                    (count, size), np.uint8, Tier.HOST, "read buffers", align=BLOCK
+                )
             except BudgetError:
-                if self.num_readers > 1:
-                    self.num_readers //= 2
-                elif self._buffer_size > BLOCK:
-                    self._buffer_size = max(BLOCK, self._buffer_size // 2 // BLOCK * BLOCK)
-                else:
+                if (count, size) == (1, BLOCK):
                     raise
+                if count > 1:
+                    count //= 2
+                else:
+                    size = max(BLOCK, size // 2 // BLOCK * BLOCK)
+            else:
+                self.num_readers, self._buffer_size = memory.shape
+                return memory
 
     def _serve(self, job: Job) -> None:
         """Work on a job, in a reader thread."""
@@ -437,10 +453,10 @@ class ReadEngine(Traffic):
         self._begin()
         buffer = self._idle.get()
         result = np.zeros(7, np.int64)
-        own = buffer.ctypes.data, len(buffer), job.state, result
+        rest = job.state, self._num_jobs, buffer.ctypes.data, len(buffer), result
         error: GnnxError | None
         try:
-            read_chunks(*(*job.arguments, *own))
+            read_chunks(*(*job.arguments, *rest))
             error = _read_error(job.file.path, result)
         except BaseException as defect:  # else those who wait would hear of it only by time
             error = RunError(f"{job.file.path}: a reader died: {defect!r}", "Report this.")
@@ -448,9 +464,12 @@ class ReadEngine(Traffic):
         self._idle.put(buffer)
         self._end(job.file, result)
         job.leave(int(result[_kernels.CHUNKS]), error)
-        if job.done():
-            with self._lock:
+        with self._lock:
+            if job.done():
                 self._jobs.discard(job)
+                self._num_jobs[0] = len(self._jobs)
+            elif job.has_chunks() and self._executor is not None and not self._closed:
+                self._executor.submit(self._serve, job)  # behind those that wait
 
     def _begin(self) -> None:
         with self._lock:
@@ -486,6 +505,7 @@ class ReadEngine(Traffic):
             self._executor.shutdown(wait=True)
         self._executor, self._memory = None, None
         self._idle = queue.SimpleQueue()
+        self._jobs.clear()
 
 
 _engines: weakref.WeakSet[ReadEngine] = weakref.WeakSet()
