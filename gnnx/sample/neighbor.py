@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from gnnx.random import Key
     from gnnx.store import GraphStore
 
-_PIECE = 1 << 18  # most edges drawn at a time: 3 MiB of positions and sources
+_PIECE = 1 << 16  # most edges drawn at a time: 0.75 MiB of positions and sources
 _FEWEST_SLOTS = 1 << 10
 
 
@@ -61,7 +61,7 @@ class NeighborSampler:
 
     Notes
     -----
-    Safe to call from several threads, a batch a thread. Scratch is sized by the batch: 12 to 32
+    Safe to call from several threads, a batch a thread. Scratch is sized by the batch: 12 to 24
     bytes for each of its nodes, kept from call to call as many times as there are calls at once,
     16 for each destination of a hop, and 12 for each edge of a piece.
     """
@@ -82,9 +82,6 @@ class NeighborSampler:
                 f"fanout {bad[0]} is no number of neighbours" if bad else "no fanouts are given",
                 "Give one number a layer, such as 15,10,5; -1 takes all neighbours.",
             )
-        limit = graph.ledger.budget.host
-        # larger pieces make denser reads where sources are on disk; these are 1 % of the budget
-        self._piece = _PIECE if limit is None else min(_PIECE, max(1 << 12, limit >> 10))
         self._idle: list[_Numbering] = []
 
     def __repr__(self) -> str:
@@ -161,10 +158,11 @@ class NeighborSampler:
         dtype = torch.int32 if len(degree) + num_edges <= 2**31 else torch.int64
         indices = self._tensor(num_edges, dtype)
         e_id = self._tensor(num_edges, torch.int64) if self.edge_ids else None
-        for rows, edges in _pieces(indptr.numpy(), self._piece):
-            positions = (
-                self._scratch(edges.stop - edges.start) if e_id is None else e_id.numpy()[edges]
-            )
+        pieces = list(_pieces(indptr.numpy()))
+        longest = max((edges.stop - edges.start for _, edges in pieces), default=0)
+        scratch = self._scratch(longest if e_id is None else 0)
+        for rows, edges in pieces:
+            positions = scratch[: edges.stop - edges.start] if e_id is None else e_id.numpy()[edges]
             _kernels.draw(
                 dst.id.numpy()[rows],
                 start[rows],
@@ -253,7 +251,7 @@ class _Numbering:
             )
             if done == len(nodes):
                 return
-            before, num_slots = self._seen, 2 * len(self._slots)
+            before, num_slots = self._seen, 3 * len(self._slots) // 2
             del self._slots  # its bytes are free for the larger one
             self._allocate(num_slots)
             self._seen[: self.count] = before
@@ -268,11 +266,11 @@ class _Numbering:
         self._seen = empty(num_slots // 2, self._graph.index_dtype)
 
 
-def _pieces(indptr: NDArray[np.int64], max_edges: int) -> Iterator[tuple[slice, slice]]:
-    """Cut the rows of a CSR into runs: their rows and their edges; a longer row is its own run."""
+def _pieces(indptr: NDArray[np.int64]) -> Iterator[tuple[slice, slice]]:
+    """Cut the rows of a CSR into pieces, as rows and edges; a longer row is a piece of its own."""
     begin, num_rows = 0, len(indptr) - 1
     while begin < num_rows:
-        end = int(np.searchsorted(indptr, indptr[begin] + max_edges, side="right")) - 1
+        end = int(np.searchsorted(indptr, indptr[begin] + _PIECE, side="right")) - 1
         end = max(begin + 1, min(end, num_rows))
         yield slice(begin, end), slice(int(indptr[begin]), int(indptr[end]))
         begin = end
