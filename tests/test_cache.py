@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 import gnnx
 from conformance import FeatureStoreSuite, write_dataset
-from gnnx.cache import AccessCounts, FeatureCache, index_bytes
+from gnnx.cache import AccessCounts, FeatureCache, overhead_bytes
 from gnnx.errors import BudgetError, DataError, UsageError
 from gnnx.memory import Budget, Ledger, Tier
 
@@ -175,7 +175,7 @@ def test_release_gives_the_rows_back_and_fill_brings_them():
     source, ledger = MemoryFeatures(table(1000, (16,))), unlimited()
     cache = FeatureCache(source, np.arange(0, 1000, 2), ledger)
     cache.release()
-    assert ledger.held_bytes(Tier.HOST) <= index_bytes(1000)
+    assert ledger.held_bytes(Tier.HOST) <= overhead_bytes(1000)
     rows = np.arange(1000)
     assert bits(cache.read(rows)) == bits(source.table)
     assert cache.counts.rows_missed == 1000
@@ -191,7 +191,7 @@ def test_holds_no_more_than_it_says():
         source = MemoryFeatures(table(num_rows, (16,)))
         cache = FeatureCache(source, np.arange(num_rows), ledger)
         rows = num_rows * 64
-        assert rows <= ledger.held_bytes(Tier.HOST) <= rows + index_bytes(num_rows)
+        assert rows <= ledger.held_bytes(Tier.HOST) <= rows + overhead_bytes(num_rows)
         del cache
         assert ledger.held_bytes(Tier.HOST) == 0
 

@@ -1,7 +1,7 @@
 """Keep the rows that are wanted most; policies are pure functions, the cache moves bytes."""
 
 from gnnx.cache.access import access_bytes, expected_access, hottest
-from gnnx.cache.features import AccessCounts, FeatureCache, index_bytes
+from gnnx.cache.features import AccessCounts, FeatureCache, overhead_bytes
 
 __all__ = [
     "AccessCounts",
@@ -9,5 +9,5 @@ __all__ = [
     "access_bytes",
     "expected_access",
     "hottest",
-    "index_bytes",
+    "overhead_bytes",
 ]

@@ -20,17 +20,22 @@ if TYPE_CHECKING:
     from gnnx.memory import Ledger
     from gnnx.store import FeatureStore, GraphStore
 
+_PIECE_BYTES = 64  # an edge or a row of a piece: three pieces are alive, of 12 to 16 bytes each
+_SMALLEST_PIECE, _LARGEST_PIECE = 1 << 13, 1 << 20
 _DIGITS = ((20, 11), (10, 10), (0, 10))  # (shift, width): 31 bits of a non-negative float32
 
 
 def access_bytes(num_nodes: int) -> int:
-    """HOST bytes that `expected_access` holds at most: two numbers a node, and pieces read."""
-    return 2 * 4 * num_nodes + 64 * _piece(num_nodes)
+    """HOST bytes that `expected_access` needs: two numbers a node, and pieces of the graph."""
+    return 2 * 4 * num_nodes + _PIECE_BYTES * _SMALLEST_PIECE
 
 
-def _piece(num_nodes: int) -> int:
-    """Rows and edges to read at a time: little beside the scores, enough for the disk."""
-    return min(max(1 << 13, num_nodes // 16), 1 << 20)
+def _piece(ledger: Ledger) -> int:
+    """Rows, edges or ids to read at a time: half of what HOST has left, as the disk likes it."""
+    free = ledger.free_bytes(Tier.HOST)
+    if free is None:
+        return _LARGEST_PIECE
+    return min(max(_SMALLEST_PIECE, free // (2 * _PIECE_BYTES)), _LARGEST_PIECE)
 
 
 def expected_access(
@@ -76,18 +81,19 @@ def expected_access(
     BudgetError
         HOST does not hold `access_bytes`.
     """
-    num_nodes, piece = graph.num_nodes, _piece(graph.num_nodes)
+    num_nodes = graph.num_nodes
     spared, drawn = (
         graph.ledger.empty(num_nodes, np.float32, Tier.HOST, "access") for _ in range(2)
     )
     drawn[:] = 0.0
+    piece = _piece(graph.ledger)
     # spared is log(1 - P): sums where probabilities multiply, and small ones stay exact
-    _mark(seeds, batch_size, spared)
+    _mark(seeds, batch_size, spared, piece)
     for fanout in fanouts:
         for begin in range(0, num_nodes, piece):
             _, degree = graph.rows(np.arange(begin, min(begin + piece, num_nodes)))
             _kernels.draw_kernel(begin, degree, fanout, spared, drawn)
-        _mark(seeds, batch_size, spared)
+        _mark(seeds, batch_size, spared, piece)
         for first, indptr, indices in graph.iter_rows(0, num_nodes, piece):
             _kernels.reach_kernel(first, indptr, indices, drawn, spared)
     _kernels.probability_kernel(spared)
@@ -95,14 +101,16 @@ def expected_access(
 
 
 def _mark(
-    seeds: FeatureStore | NDArray[np.int64], batch_size: int, spared: NDArray[np.float32]
+    seeds: FeatureStore | NDArray[np.int64],
+    batch_size: int,
+    spared: NDArray[np.float32],
+    piece: int,
 ) -> None:
     """Set log(1 - P₀)."""
     spared[:] = 0.0
     num_seeds = len(seeds) if isinstance(seeds, np.ndarray) else seeds.num_rows
     with np.errstate(divide="ignore"):
         spared_seed = np.log1p(-min(1.0, batch_size / max(1, num_seeds)))
-    piece = _piece(len(spared))
     for begin in range(0, num_seeds, piece):
         end = min(begin + piece, num_seeds)
         if isinstance(seeds, np.ndarray):

@@ -54,10 +54,13 @@ class AccessCounts:
         )
 
 
-def index_bytes(num_rows: int) -> int:
-    """HOST bytes of a cache's index from ids to slots: N/8 + N/64, in whole cache lines."""
+def overhead_bytes(num_rows: int) -> int:
+    """HOST bytes of a cache beside its rows, at most.
+
+    They are its index from ids to slots, N/8 + N/64 in whole cache lines, and ids while it fills.
+    """
     num_blocks = -(-num_rows // _kernels.BLOCK)
-    return num_blocks * (_kernels.BLOCK // 8 + 8) + 2 * 64
+    return num_blocks * (_kernels.BLOCK // 8 + 8) + 16 * min(num_rows, _FILL_ROWS) + 4 * 64
 
 
 class FeatureCache(FeatureStore):
@@ -85,7 +88,7 @@ class FeatureCache(FeatureStore):
     DataError
         The ids do not ascend, or are not rows of the source.
     BudgetError
-        HOST does not hold `index_bytes` and C rows.
+        HOST does not hold `overhead_bytes` and C rows.
     """
 
     def __init__(self, source: FeatureStore, ids: NDArray[np.int64], ledger: Ledger) -> None:

@@ -1,0 +1,608 @@
+"""The mini-batch engine: from an epoch's order to complete batches, prepared while one computes.
+
+Shapes: N nodes, E edges, B seeds, S sources of a batch's first block. A batch is a pure function of
+(seed, epoch, step): cache, topology in RAM or on disk, threads and prefetching change when it is
+ready, never what is in it.
+"""
+
+from __future__ import annotations
+
+import collections
+import concurrent.futures
+import contextlib
+import dataclasses
+import functools
+import itertools
+import logging
+import math
+import time
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+import numpy as np
+import torch
+
+from gnnx import threads
+from gnnx.cache import FeatureCache, access_bytes, expected_access, hottest, overhead_bytes
+from gnnx.errors import BudgetError, GnnxError, RunError, UsageError
+from gnnx.graph import MiniBatch
+from gnnx.memory import Tier
+from gnnx.random import Key, permute
+from gnnx.sample import NeighborSampler
+from gnnx.store import Pending
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from concurrent.futures import Future
+
+    from numpy.typing import NDArray
+
+    from gnnx.graph import Block
+    from gnnx.memory import Ledger
+    from gnnx.store import Dataset, FeatureStore
+
+Split = Literal["train", "val", "test"]
+_SPLITS = ("train", "val", "test")
+# HOST bytes of a batch in preparation: of its rows, the sampler's table, then the list and order of
+# those to be read; beside them the sampler's pieces of edges (measured: 25 and 24, 1.5 MiB)
+_ROW_BYTES = 48
+_PIECE_EDGES, _EDGE_BYTES = 1 << 16, 28
+_log = logging.getLogger("gnnx")
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class EpochStats:
+    """What an epoch of a loader did, also one that was left early."""
+
+    sample_s: float
+    """Seconds of sampling, summed over the batches; those side by side count each."""
+    fetch_s: float
+    """Seconds of copying rows that are kept, summed over the batches, and seconds in which the
+    disk was reading, for whatever stage."""
+    wait_s: float
+    """Seconds in which the consumer waited for a batch."""
+    rows_requested: int
+    """Feature rows of all batches."""
+    rows_hit: int
+    """Those of them that were kept in HOST memory."""
+    rows_from_disk: int
+    """Those of them that were not."""
+    disk_read_bytes: int
+    """Bytes read from the disk, in whole blocks: features, topology, labels."""
+    fill_bytes: int
+    """Bytes of rows read before the epoch to fill the cache; not in `disk_read_bytes`."""
+    steps: int
+    """Batches handed out."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class HostNeeds:
+    """What could use HOST memory, in bytes."""
+
+    batch: int
+    """Scratch of a batch in preparation."""
+    num_batches: int
+    """Batches in preparation at the same time, at most."""
+    seeds: int
+    """Ids and labels of all seeds."""
+    topology: tuple[int, ...]
+    """Arrays of the graph, the most useful first; each is kept whole or not at all."""
+    num_rows: int
+    """N."""
+    row_bytes: int
+    """Of a feature row."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class HostPlan:
+    """How HOST memory is shared out; the parts fit within what was free."""
+
+    batches: int
+    """Bytes left free for batches in preparation."""
+    seeds: int
+    """Bytes of ids and labels kept: all or nothing."""
+    topology: int
+    """Bytes of the graph kept."""
+    num_kept: int
+    """Feature rows kept."""
+
+
+def plan(free_bytes: int | None, needs: HostNeeds) -> HostPlan:
+    """Share out HOST memory.
+
+    In this order: one batch in preparation; the seeds, if an eighth of the rest holds them; the
+    topology, since sampling from disk stalls every hop and reads as much as the features do; more
+    batches in preparation; feature rows.
+
+    Parameters
+    ----------
+    free_bytes
+        HOST bytes that nobody holds; None is no limit.
+    needs
+        What could use them.
+
+    Returns
+    -------
+    HostPlan
+        All of it where it fits; nothing but the batch where that is all that fits.
+    """
+    if free_bytes is None:
+        batches = needs.batch * needs.num_batches
+        return HostPlan(batches, needs.seeds, sum(needs.topology), needs.num_rows)
+    batches = min(needs.batch, free_bytes)
+    left = free_bytes - batches
+    seeds = needs.seeds if needs.seeds <= left // 8 else 0
+    left -= seeds
+    topology = 0
+    for array in needs.topology:
+        if array > left:
+            break
+        topology += array
+        left -= array
+    more = min(needs.batch * (needs.num_batches - 1), left)
+    left -= more + overhead_bytes(needs.num_rows)
+    # beside its row, an id while the cache is filled
+    num_kept = min(needs.num_rows, max(0, left) // (needs.row_bytes + 8))
+    return HostPlan(batches + more, seeds, topology, num_kept)
+
+
+class Loader:
+    """Mini-batches of a split, an epoch a ``for`` loop, prepared while the current one computes.
+
+    The order of an epoch is a keyed permutation of the split, and the sample of a step is keyed by
+    (seed, epoch, step). An epoch that is left early is the same when it is begun again.
+
+    HOST memory is shared out (`plan`) when the first epoch begins: what the batches leave keeps
+    the topology, then the feature rows that are expected to be wanted most. Where HOST does not
+    hold the ranking, about 8 bytes a node, it would not hold rows worth ranking, and none are kept.
+
+    Parameters
+    ----------
+    dataset
+        Opened with the budget to keep.
+    fanouts
+        Neighbours drawn of every node, the seeds' layer first; -1 is all.
+    batch_size
+        B; the last batch of an epoch may be smaller.
+    split
+        ``"train"``, ``"val"``, ``"test"``, or distinct node ids.
+    seed
+        Of order and samples.
+    shuffle
+        Permute the split anew every epoch.
+    drop_last
+        Leave out a last batch that is smaller than the others.
+    degrees
+        Blocks carry degrees and loops of the whole graph.
+    edge_index
+        Batches carry `MiniBatch.edge_index`; blocks then carry `Block.e_id` as well.
+    edge_ids
+        Blocks carry `Block.e_id`.
+    cache
+        ``"expected"``, or None to read every row from the disk.
+    prefetch
+        Batches prepared beside the current one, at most; fewer where a budget is short.
+    device
+        Where batches are handed out.
+    timeout_s
+        Time limit of one batch, in seconds.
+
+    Attributes
+    ----------
+    epoch : int
+        Epochs run to their end; set it to go on from there.
+    stats : EpochStats or None
+        Of the last epoch.
+
+    Raises
+    ------
+    UsageError
+        An argument is wrong.
+    DataError
+        The data set has no features.
+    """
+
+    def __init__(  # noqa: PLR0913 - what a user may want of batches
+        self,
+        dataset: Dataset,
+        fanouts: Sequence[int],
+        batch_size: int,
+        *,
+        split: Split | torch.Tensor | NDArray[np.int64] = "train",
+        seed: int = 0,
+        shuffle: bool = True,
+        drop_last: bool = False,
+        degrees: bool = False,
+        edge_index: bool = False,
+        edge_ids: bool = False,
+        cache: Literal["expected"] | None = "expected",
+        prefetch: int = 2,
+        device: torch.device | str = "cpu",
+        timeout_s: float = 300.0,
+    ) -> None:
+        if batch_size < 1:
+            raise UsageError(f"batches of {batch_size} seeds", "Give a batch size of at least 1.")
+        if prefetch < 0:
+            raise UsageError(f"{prefetch} batches prefetched", "Give 0 or more.")
+        if cache not in {"expected", None}:
+            raise UsageError(f"cache {cache!r} is unknown", 'Give "expected" or None.')
+        self.dataset, self.fanouts, self.batch_size = dataset, tuple(fanouts), batch_size
+        self.seed, self.shuffle, self.drop_last = seed, shuffle, drop_last
+        self.cache, self.prefetch, self.timeout_s = cache, prefetch, timeout_s
+        self.device = torch.device(device)
+        self.epoch = 0
+        self.stats: EpochStats | None = None
+        self._degrees, self._edge_index = degrees, edge_index
+        self._ledger, self._source = dataset.ledger, dataset.features
+        self._seeds = _Seeds(dataset, split)
+        self._new_sampler = functools.partial(
+            NeighborSampler,
+            dataset.graph,
+            self.fanouts,
+            degrees=degrees,
+            edge_ids=edge_ids or edge_index,
+        )
+        self._sampler = self._new_sampler()
+        self._features: FeatureCache | None = None
+        self._filled = 0  # bytes read to fill the cache, of those that a report has shown
+        self._ahead = prefetch  # batches beside the current one, as the budgets allow
+        self._crowded = False  # whether HOST holds a batch only without the cache
+
+    def __len__(self) -> int:
+        """Batches of an epoch."""
+        whole, rest = divmod(self._seeds.count, self.batch_size)
+        return whole + (rest > 0 and not self.drop_last)
+
+    def __iter__(self) -> Iterator[MiniBatch]:
+        """Run one epoch."""
+        features = self.features
+        if not self._crowded:
+            features.fill()
+        return self._run(_Epoch(self.epoch, len(self), features))
+
+    @property
+    def features(self) -> FeatureCache:
+        """The features behind the cache; made when first asked for."""
+        if self._features is None:
+            self._features = self._arrange()
+        return self._features
+
+    @contextlib.contextmanager
+    def released(self) -> Iterator[None]:
+        """Lend what rows and scratch hold to others; the next epoch reads the rows again."""
+        if self._features is not None:
+            self._features.release()
+        self._sampler = self._new_sampler()
+        yield
+
+    def _arrange(self) -> FeatureCache:
+        """Share out HOST memory, and keep in it what the plan says."""
+        graph, ledger = self.dataset.graph, self._ledger
+        # the first read takes the readers' buffers and this the bitmap of loops, for good
+        self._source.read(np.arange(min(1, self._source.num_rows)))
+        if self._degrees:
+            graph.has_loop(np.empty(0, np.int64))
+        free, needs = ledger.free_bytes(Tier.HOST), self._needs(self._most_rows())
+        shared, ids = plan(free, needs), np.empty(0, np.int64)
+        if shared == plan(None, needs):
+            ids = ledger.empty(needs.num_rows, np.int64, Tier.HOST, "cache")
+            ids[:] = np.arange(needs.num_rows)
+        elif free is not None and access_bytes(graph.num_nodes) <= free:
+            scores = expected_access(graph, self._seeds.source, self.fanouts, self.batch_size)
+            # what a batch is expected to have, and some: far less than the most it can have
+            shared = plan(free, self._needs(1.1 * float(scores.sum())))
+            room = (free - scores.nbytes) // ids.itemsize - 64
+            count = min(shared.num_kept, int(np.count_nonzero(scores)), room)
+            ids = hottest(scores, count, ledger)
+            del scores
+        if shared.seeds:
+            self._seeds.keep(ledger)
+        graph.pin(sum(self._topology()) - sum(needs.topology) + shared.topology)
+        return FeatureCache(self._source, ids, ledger)
+
+    def _topology(self) -> tuple[int, int]:
+        """Bytes of indptr and indices."""
+        graph = self.dataset.graph
+        return 8 * (graph.num_nodes + 1), graph.num_edges * graph.index_dtype.itemsize
+
+    def _absent_topology(self) -> tuple[int, ...]:
+        """Those of them that the graph does not keep yet."""
+        held, arrays = self._ledger.owners(Tier.HOST).get("topology", 0), self._topology()
+        num_resident = sum(total <= held for total in itertools.accumulate(arrays))
+        return arrays[num_resident:]
+
+    def _most_rows(self) -> float:
+        """Bound the sources of a batch."""
+        return self.batch_size * math.prod(1 + f if f >= 0 else math.inf for f in self.fanouts)
+
+    def _needs(self, batch_rows: float) -> HostNeeds:
+        num_rows = self._source.num_rows
+        rows = math.ceil(min(batch_rows, num_rows))
+        edges = _PIECE_EDGES if -1 in self.fanouts else rows * max(self.fanouts)
+        return HostNeeds(
+            batch=_ROW_BYTES * rows + _EDGE_BYTES * min(edges, _PIECE_EDGES),
+            num_batches=max(1, self.prefetch),
+            seeds=self._seeds.num_bytes,
+            topology=self._absent_topology(),
+            num_rows=0 if self.cache is None else num_rows,
+            row_bytes=self._source.row_bytes,
+        )
+
+    def _run(self, epoch: _Epoch) -> Iterator[MiniBatch]:
+        """Hand out the batches of an epoch and leave nothing behind, however it ends."""
+        io, features = self.dataset.io, epoch.features
+        counts, busy_s, bytes_read = features.counts, io.busy_s, io.bytes_read
+        fill_bytes, self._filled = features.fill_bytes - self._filled, features.fill_bytes
+        try:
+            for step in range(epoch.num_steps):
+                self._submit(epoch, max(step, self._ahead - 1))
+                yield self._next(epoch)  # by no name: the consumer alone holds it from now on
+            self.epoch = epoch.number + 1
+        finally:
+            _discard(epoch.jobs, self.timeout_s)
+            asked = features.counts - counts
+            self.stats = EpochStats(
+                sample_s=epoch.sample_s,
+                fetch_s=epoch.copy_s + io.busy_s - busy_s,
+                wait_s=epoch.wait_s,
+                rows_requested=asked.rows_requested,
+                rows_hit=asked.rows_hit,
+                rows_from_disk=asked.rows_missed,
+                disk_read_bytes=io.bytes_read - bytes_read,
+                fill_bytes=fill_bytes,
+                steps=epoch.num_done,
+            )
+
+    def _submit(self, epoch: _Epoch, last: int) -> None:
+        """Begin the batches up to step `last`, as far as there are any."""
+        while epoch.num_begun <= min(last, epoch.num_steps - 1):
+            epoch.jobs.append(self._begin(epoch, epoch.num_begun))
+            epoch.num_begun += 1
+
+    def _begin(self, epoch: _Epoch, step: int) -> _Job:
+        key, progress = Key(self.seed, epoch.number, step), _Progress()
+        future = threads.submit(self._prepare, key, epoch.features, progress)
+        return _Job(step, progress, future)
+
+    def _next(self, epoch: _Epoch) -> MiniBatch:
+        """Wait for the next batch; if a budget did not hold it, make room and prepare it again."""
+        step, batch = epoch.jobs[0].step, None
+        while batch is None:
+            begin = time.perf_counter()
+            try:
+                batch = self._finish(epoch, epoch.jobs.popleft())
+            except BudgetError as error:
+                if not self._make_room(epoch, error.tier):
+                    raise
+            finally:
+                epoch.wait_s += time.perf_counter() - begin
+            if batch is None:
+                epoch.jobs.appendleft(self._begin(epoch, step))
+        epoch.num_done += 1
+        self._submit(epoch, step + self._ahead)
+        return batch
+
+    def _make_room(self, epoch: _Epoch, tier: str) -> bool:
+        """Give up what a batch can do without: those ahead of it, then the kept rows."""
+        if self._ahead:
+            self._ahead -= 1
+            epoch.num_begun -= len(epoch.jobs)
+            _discard(epoch.jobs, self.timeout_s)
+            self._sampler = self._new_sampler()  # the old one keeps scratch for many at a time
+            return True
+        if tier == Tier.HOST.value and epoch.features.is_filled:
+            _log.warning("The feature cache is given up: a batch needs its memory.")
+            self._crowded = True
+            epoch.features.release()
+            return True
+        return False
+
+    def _prepare(self, key: Key, features: FeatureCache, progress: _Progress) -> _Coming:
+        """Prepare a batch up to what the disk has yet to bring; runs on the pool.
+
+        It does not wait for the rows, so that the pool's threads sample or compute meanwhile.
+        """
+        progress.enter("reading seeds")
+        first = key.step * self.batch_size
+        positions = np.arange(first, min(first + self.batch_size, self._seeds.count))
+        if self.shuffle:
+            positions = permute(positions, self._seeds.count, Key(self.seed, key.epoch))
+        seeds, y = self._seeds.fetch(positions)
+        progress.enter("sampling")
+        begin = time.perf_counter()
+        blocks = self._sampler.sample(seeds, key)
+        edge_index = _union(blocks, self._ledger) if self._edge_index else None
+        sampled = time.perf_counter()
+        progress.enter("fetching features")
+        n_id = blocks[0].src_id
+        shape = (len(n_id), *features.row_shape)
+        x = self._ledger.tensor(shape, features.dtype, Tier.DEVICE, "batch")
+        return _Coming(
+            input_id=torch.from_numpy(positions),
+            seeds=torch.from_numpy(seeds),
+            blocks=blocks,
+            edge_index=edge_index,
+            x=features.fetch(n_id.numpy(), x),
+            y=y,
+            sample_s=sampled - begin,
+            copy_s=time.perf_counter() - sampled,
+        )
+
+    def _finish(self, epoch: _Epoch, job: _Job) -> MiniBatch:
+        """Wait for a batch and its rows; raises what its preparation met."""
+        limit = time.monotonic() + self.timeout_s
+        try:
+            coming = job.future.result(self.timeout_s)
+            x = coming.x.wait(max(0.0, limit - time.monotonic()))
+            y = None if coming.y is None else coming.y.wait(max(0.0, limit - time.monotonic()))
+        except (TimeoutError, RunError) as error:
+            if time.monotonic() < limit:
+                raise  # the job's own
+            raise RunError(
+                f"epoch {epoch.number}, step {job.step}: {job.progress.stage} has not ended "
+                f"within {self.timeout_s:g} s",
+                "Check that the disk answers; a larger timeout_s waits longer.",
+            ) from error
+        finally:
+            del job  # the error's traceback holds this frame, which must not hold the error too
+        epoch.sample_s += coming.sample_s
+        epoch.copy_s += coming.copy_s
+        return MiniBatch(
+            seeds=coming.seeds,
+            blocks=coming.blocks,
+            x=x,
+            y=y,
+            n_id=coming.blocks[0].src_id,
+            input_id=coming.input_id,
+            edge_index=coming.edge_index,
+        ).to(self.device)
+
+
+class _Epoch:
+    """One pass over the split: what is in preparation, and what it has taken so far."""
+
+    def __init__(self, number: int, num_steps: int, features: FeatureCache) -> None:
+        self.number, self.num_steps, self.features = number, num_steps, features
+        self.jobs: collections.deque[_Job] = collections.deque()
+        self.num_begun = self.num_done = 0
+        self.sample_s = self.copy_s = self.wait_s = 0.0
+
+
+class _Progress:
+    """Where the preparation of a batch stands, and whether anybody still wants it."""
+
+    def __init__(self) -> None:
+        self.stage, self.wanted = "waiting for a thread", True
+
+    def enter(self, stage: str) -> None:
+        if not self.wanted:
+            raise concurrent.futures.CancelledError
+        self.stage = stage
+
+
+class _Coming(NamedTuple):
+    """A batch whose rows are on their way."""
+
+    input_id: torch.Tensor
+    seeds: torch.Tensor
+    blocks: list[Block]
+    edge_index: torch.Tensor | None
+    x: Pending
+    y: Pending | None
+    sample_s: float
+    copy_s: float
+
+
+class _Job(NamedTuple):
+    """The preparation of a batch, on the pool."""
+
+    step: int
+    progress: _Progress
+    future: Future[_Coming]
+
+
+def _discard(jobs: collections.deque[_Job], timeout_s: float) -> None:
+    """Empty the queue; returns when nothing of it runs or is read, or when time is up."""
+    limit = time.monotonic() + timeout_s
+    for job in jobs:
+        job.progress.wanted = False
+        job.future.cancel()
+    while jobs:
+        future = jobs.popleft().future
+        concurrent.futures.wait([future], max(0.0, limit - time.monotonic()))
+        if future.cancelled() or not future.done() or future.exception() is not None:
+            continue  # nobody wants the batch, nor its error
+        for rows in (future.result().x, future.result().y):
+            if rows is not None:
+                with contextlib.suppress(GnnxError):
+                    rows.wait(max(0.0, limit - time.monotonic()))
+
+
+class _Seeds:
+    """Ids of a split and their labels, by position; on disk until `keep`.
+
+    Parameters
+    ----------
+    dataset
+        Where they are.
+    split
+        As of `Loader`.
+    """
+
+    def __init__(self, dataset: Dataset, split: Split | torch.Tensor | NDArray[np.int64]) -> None:
+        self.source: FeatureStore | NDArray[np.int64]
+        if isinstance(split, str):
+            if split not in _SPLITS:
+                raise UsageError(f"split {split!r} is unknown", f"Give one of {_SPLITS}, or ids.")
+            self.source = dataset.split(split)
+            self.count = self.source.num_rows
+        else:
+            ids = torch.as_tensor(split)
+            if ids.dim() != 1 or ids.is_floating_point() or ids.dtype == torch.bool:
+                raise UsageError(
+                    f"split of {ids.dtype} {tuple(ids.shape)}", "Give node ids, (B,) integers."
+                )
+            self.source = ids.to(torch.int64).contiguous().numpy()
+            self.count = len(self.source)
+        self._labels = dataset.labels
+        self._kept_labels: torch.Tensor | None = None
+
+    @property
+    def num_bytes(self) -> int:
+        """HOST bytes that `keep` takes."""
+        id_bytes = 0 if isinstance(self.source, np.ndarray) else 8
+        label_bytes = self._labels.row_bytes if self._labels else 0
+        return self.count * (id_bytes + label_bytes) + 2 * 64
+
+    def keep(self, ledger: Ledger) -> None:
+        """Read all ids and labels: batches want a few of each, from all over the files."""
+        if not isinstance(self.source, np.ndarray):
+            ids = ledger.tensor(self.count, torch.int64, Tier.HOST, "seeds")
+            self.source = self.source.read(np.arange(self.count), ids).numpy()
+        if self._labels is not None:
+            shape = (self.count, *self._labels.row_shape)
+            labels = ledger.tensor(shape, self._labels.dtype, Tier.HOST, "seeds")
+            self._kept_labels = self._labels.read(self.source, labels)
+
+    def fetch(self, positions: NDArray[np.int64]) -> tuple[NDArray[np.int64], Pending | None]:
+        """Ids at positions, and their labels on the way; None where there are none."""
+        if isinstance(self.source, np.ndarray):
+            ids = self.source[positions]
+        else:
+            ids = self.source.read(positions).numpy()
+        if self._labels is None:
+            return ids, None
+        if self._kept_labels is not None:
+            return ids, Pending(self._kept_labels[torch.from_numpy(positions)])
+        return ids, self._labels.fetch(ids)
+
+
+def _union(blocks: list[Block], ledger: Ledger) -> torch.Tensor:
+    """Edges of all blocks, each once, (2, E) int64 in the local ids of the first block.
+
+    The sources of a block begin with those of the next one, so that local ids mean the same in
+    all. An edge that several layers drew keeps its first place, the seeds' layer first.
+    """
+    inward = blocks[::-1]
+    num_edges = sum(block.num_edges for block in inward)
+    bits = max(1, num_edges - 1).bit_length()
+    with ledger.reserve(48 * num_edges, Tier.HOST, "edge_index"):  # NumPy's own arrays below
+        e_id, src, dst = (
+            np.concatenate(parts)
+            for parts in zip(*(_edges(block) for block in inward), strict=True)
+        )
+        # in one integer, edge above place: a plain sort is twice as fast as a stable argsort
+        order = np.sort(e_id << bits | np.arange(num_edges))
+        new = np.ones(num_edges, np.bool_)
+        np.not_equal(order[1:] >> bits, order[:-1] >> bits, out=new[1:])
+        place = np.sort(order[new] & ((1 << bits) - 1))
+        union = ledger.tensor((2, len(place)), torch.int64, Tier.DEVICE, "batch")
+        for row, values in zip(union.numpy(), (src, dst), strict=True):
+            row[:] = values[place]
+    return union
+
+
+def _edges(block: Block) -> tuple[NDArray[np.int64], NDArray[Any], NDArray[Any]]:
+    """Position in the dataset's CSR, local source and local destination of every edge."""
+    assert block.e_id is not None  # the sampler was told to give it
+    dst = np.repeat(np.arange(block.num_dst), np.diff(block.indptr.numpy()))
+    return block.e_id.numpy(), block.indices.numpy(), dst
