@@ -5,6 +5,7 @@ Letters: N nodes, E edges, F feature width.
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Self, TypeVar
 
@@ -60,6 +61,7 @@ class Dataset:
         self.io = ReadEngine(ledger, io_threads)
         self._arrays: dict[str, DiskFeatures] = {}
         self._graphs: dict[EdgeType, GraphStore] = {}
+        self._lock = threading.RLock()
 
     def __enter__(self) -> Self:
         return self
@@ -130,16 +132,17 @@ class Dataset:
     def graph(self) -> GraphStore:
         """In-edges of the only edge type."""
         edge_type = self._edge_type()
-        if edge_type not in self._graphs:
-            folder = edges_folder(edge_type)
-            self._graphs[edge_type] = GraphStore(
-                self.array(f"{folder}/indptr"),
-                self.array(f"{folder}/indices"),
-                self._array_or_ids(f"{folder}/loops"),
-                self.io,
-                self.ledger,
-            )
-        return self._graphs[edge_type]
+        with self._lock:
+            if edge_type not in self._graphs:
+                folder = edges_folder(edge_type)
+                self._graphs[edge_type] = GraphStore(
+                    self.array(f"{folder}/indptr"),
+                    self.array(f"{folder}/indices"),
+                    self._array_or_ids(f"{folder}/loops"),
+                    self.io,
+                    self.ledger,
+                )
+            return self._graphs[edge_type]
 
     @property
     def features(self) -> DiskFeatures:
@@ -195,12 +198,11 @@ class Dataset:
         return self._open_array(name, entry)
 
     def _open_array(self, name: str, entry: ArrayEntry) -> DiskFeatures:
-        if name not in self._arrays:
-            path = self.path / f"{name}.npy"
-            # whoever comes first: two threads get the same object
-            made = DiskFeatures(path, entry, self.io, self.ledger)
-            self._arrays.setdefault(name, made)
-        return self._arrays[name]
+        with self._lock:
+            if name not in self._arrays:
+                path = self.path / f"{name}.npy"
+                self._arrays[name] = DiskFeatures(path, entry, self.io, self.ledger)
+            return self._arrays[name]
 
     def _node_type(self) -> str:
         return self._only(self.node_types, "node")
