@@ -15,6 +15,7 @@ from gnnx.errors import DataError
 from gnnx.memory import Tier
 from gnnx.store import _kernels
 from gnnx.store.engine import WAIT_S, Layout
+from gnnx.store.features import Pending
 from gnnx.store.manifest import HEADER_BYTES
 
 if TYPE_CHECKING:
@@ -24,8 +25,7 @@ if TYPE_CHECKING:
 
     from gnnx.memory import Ledger
     from gnnx.store.engine import ReadEngine
-    from gnnx.store.features import DiskFeatures, Pending
-
+    from gnnx.store.features import DiskFeatures
 
 _PIECE_EDGES = 1 << 18
 _PIECE_SHARE = 128  # two pieces are alive, of 16 bytes an edge and as many for its row
@@ -39,7 +39,7 @@ class Rows(NamedTuple):
     indptr: NDArray[np.int64]
     """Where the rows begin in `indices`, from 0 to its length."""
     indices: NDArray[Any]
-    """Their sources."""
+    """Their sources; not to be written to."""
 
 
 class GraphStore:
@@ -278,21 +278,19 @@ class GraphStore:
         while row < end or ahead is not None:
             now, ahead = ahead, None
             if row < end:
-                indptr = self._indptr_range(row, min(end, row + max_edges) + 1)
+                stop = min(end, row + max_edges)
+                indptr = _range(self._indptr, self._resident_indptr, row, stop + 1).wait().numpy()
                 count = int(np.searchsorted(indptr, indptr[0] + max_edges, side="right")) - 1
-                count = max(1, min(count, len(indptr) - 1))
-                indptr = indptr[: count + 1]
-                edges = self._indices.fetch_range(int(indptr[0]), int(indptr[-1]))
-                ahead = row, indptr, edges
+                count = max(1, min(count, stop - row))
+                local = self._empty(count + 1, np.dtype(np.int64))
+                np.subtract(indptr[: count + 1], indptr[0], out=local)
+                first_edge, last_edge = int(indptr[0]), int(indptr[count])
+                edges = _range(self._indices, self._resident_indices, first_edge, last_edge)
+                ahead = row, local, edges
                 row += count
             if now is not None:
-                first, indptr, edges = now
-                indptr -= indptr[0]
-                yield Rows(first, indptr, edges.wait().numpy())
-
-    def _indptr_range(self, begin: int, end: int) -> NDArray[np.int64]:
-        """Entries of indptr, a copy."""
-        return self._indptr.read_range(begin, end).numpy()
+                first, local, edges = now
+                yield Rows(first, local, edges.wait().numpy())
 
     @staticmethod
     def _check(array: DiskFeatures, ids: NDArray[np.int64], size: int, what: str) -> bool:
@@ -307,3 +305,10 @@ class GraphStore:
 
     def _empty(self, size: int, dtype: np.dtype[Any]) -> NDArray[Any]:
         return self.ledger.empty(size, dtype, Tier.HOST, "sampler")
+
+
+def _range(array: DiskFeatures, resident: NDArray[Any] | None, begin: int, end: int) -> Pending:
+    """Entries of an array, from RAM without a copy where it is resident."""
+    if resident is None:
+        return array.fetch_range(begin, end)
+    return Pending(torch.from_numpy(resident[begin:end]))
