@@ -455,6 +455,21 @@ def test_wrong_split(run, raw, split):
         run("e.txt", num_nodes=10, split=split)
 
 
+def test_name_of_a_split_that_is_none(run, raw):
+    labelled(raw, 10)
+    with pytest.raises(UsageError, match=r"^split 'time' cannot be"):
+        run("e.txt", num_nodes=10, split="time")
+
+
+@pytest.mark.parametrize("option", ["self_loops", "duplicates", "nonfinite", "unlabeled"])
+def test_wrong_choice(run, raw, option):
+    labelled(raw, 10)
+    with pytest.raises(UsageError, match=rf"^{option} 'remove' is not a choice"):
+        run("e.txt", num_nodes=10, **{option: "remove"})
+    with pytest.raises(UsageError, match=r"^-1 nodes cannot be"):
+        run("e.txt", num_nodes=-1)
+
+
 def test_split_per_class_needs_labels(run, raw):
     labelled(raw, 10)
     with pytest.raises(UsageError, match="a split per class needs labels"):
@@ -535,6 +550,21 @@ def test_input_of_no_kind(run, raw, name, data, message):
     assert failure.value.cause == message
 
 
+@pytest.mark.parametrize("dtype", ["float16", ">f4", "bool", "uint8", ">i8"])
+def test_types_of_sparse_features(run, raw, dtype):
+    parts = {"indptr": [0, 2, 2, 3, 3], "indices": [0, 2, 1], "data": np.array([1, 1, 0], dtype)}
+    with pytest.raises(DataError, match="has a column outside"):
+        prepare_wide(run, raw, parts, (4, 2))
+    _, arrays = prepare_wide(run, raw, parts, (4, 3))
+    assert arrays["x"].tolist() == [[1, 0, 1], [0, 0, 0], [0, 0, 0], [0, 0, 0]]
+
+
+def prepare_wide(run, raw, parts, shape):
+    arrays = {f"attr_{name}": np.asarray(values) for name, values in parts.items()}
+    np.savez(raw / "g.npz", edges=ODD6[:3], attr_shape=np.array(shape), **arrays)
+    return run("g.npz")
+
+
 @pytest.mark.parametrize(
     ("edges", "message"),
     [
@@ -584,6 +614,7 @@ def test_ogb_folder(run, raw):
         raw / "g",
         raw__edge="0,1\n1,2\n",
         raw__num_node_list="4\n",
+        raw__num_edge_list="2\n",
         raw__node_feat="1,2\n3,4\n5,6\n7,8\n",
         raw__node_label="0.0\nnan\n1.0\n2.0\n",
         split__time__train="0\n2\n",
@@ -601,6 +632,9 @@ def test_ogb_folder(run, raw):
     assert run("g", split="other", unlabeled="ignore")[0].unlabelled_in_splits == 1
     with pytest.raises(UsageError, match="split 'none' is not in"):
         run("g", split="none")
+    ogb(raw / "g", raw__num_edge_list="3\n")
+    with pytest.raises(DataError, match=r"^edge\.csv\.gz: 2 edges, 3 declared"):
+        run("g", split="time")
     ogb(raw / "g", raw__num_node_list="4\n7\n")
     with pytest.raises(DataError, match=r"^num-node-list\.csv\.gz: 2 graphs, not one"):
         run("g", split="time")
@@ -613,6 +647,7 @@ def test_ogb_folder_with_archives(run, raw):
         edge_index=np.array([[0, 1, 2], [1, 2, 3]]),
         node_feat=np.ones((4, 2), np.float16),
         num_nodes_list=np.array([4]),
+        num_edges_list=np.array([3]),
     )
     np.savez(raw / "g/raw/node-label.npz", node_label=np.array([[0], [np.nan], [1], [0]]))
     report, arrays = run("g")

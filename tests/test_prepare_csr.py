@@ -12,9 +12,11 @@ import oracles
 from gnnx.errors import BudgetError, DataError
 from gnnx.memory import Budget, Ledger, Tier
 from gnnx.prepare import csr
-from gnnx.prepare.arrays import SparseRows, Workspace, open_npy
+from gnnx.prepare.arrays import Workspace, open_npy
 from gnnx.prepare.csr import CsrBuilder, EdgeRules
 from gnnx.prepare.edges import CsrEdges, PairEdges
+from gnnx.prepare.report import Report
+from gnnx.prepare.sparse import SparseRows
 
 
 class Collector:
@@ -50,9 +52,10 @@ def workspace(folder, host=None, piece_bytes=256):
 
 
 def build(space, edges, num_nodes, **rules):
-    writer = Collector()
-    counts = CsrBuilder(edges.load(num_nodes), num_nodes, EdgeRules(**rules), space).write(writer)
-    return writer, counts
+    writer, report = Collector(), Report()
+    builder = CsrBuilder(edges.load(num_nodes), num_nodes, EdgeRules(**rules), space)
+    builder.write(writer, report)
+    return writer, report
 
 
 @pytest.fixture(scope="module")
@@ -115,12 +118,12 @@ def save(folder, space, pairs, num_nodes, form):
         indptr, indices = (
             open_npy(space, folder / f"{name}.npy") for name in ("indptr", "indices")
         )
-        return CsrEdges(space, SparseRows(indptr, indices, None, num_nodes))
+        return CsrEdges(SparseRows(indptr, indices, None, num_nodes))
     layout = form.split()[0]
     array = pairs if layout == "pairs" else pairs.T
     order = "F" if "columns" in form else "C"
     np.save(folder / "edges.npy", np.asarray(array, order=order))
-    return PairEdges(space, open_npy(space, folder / "edges.npy"), layout)
+    return PairEdges(open_npy(space, folder / "edges.npy"), layout)
 
 
 def note_stage(stages, stage, done, total):
@@ -136,10 +139,10 @@ def test_memory_changes_passes_and_not_bytes(folder):
     for host in (60_000, 120_000, None):
         stages = []
         with workspace(folder, host, piece_bytes=4096) as space:
-            edges = PairEdges(space, open_npy(space, folder / "edges.npy"))
+            edges = PairEdges(open_npy(space, folder / "edges.npy"))
             writer = Collector()
             told = functools.partial(note_stage, stages)
-            CsrBuilder(edges, 5000, EdgeRules(undirected=True), space, told).write(writer)
+            CsrBuilder(edges, 5000, EdgeRules(undirected=True), space, told).write(writer, Report())
             if host is not None:
                 assert space.ledger.peak_bytes(Tier.HOST) <= host
         arrays = [writer.get(name).tobytes() for name in ("indptr", "indices", "loops")]
@@ -151,12 +154,12 @@ def test_memory_changes_passes_and_not_bytes(folder):
 def test_hub_longer_than_the_memory(folder):
     np.save(folder / "edges.npy", np.zeros((50_000, 2), np.int32))
     with workspace(folder, 40_000) as space:
-        edges = PairEdges(space, open_npy(space, folder / "edges.npy"))
+        edges = PairEdges(open_npy(space, folder / "edges.npy"))
         with pytest.raises(BudgetError) as failure:
             build(space, edges, 1)
     smallest = failure.value.smallest_bytes
     with workspace(folder, smallest) as space:
-        edges = PairEdges(space, open_npy(space, folder / "edges.npy"))
+        edges = PairEdges(open_npy(space, folder / "edges.npy"))
         writer, counts = build(space, edges, 1)
     assert writer.num_edges == 50_000
     assert counts.duplicates == 49_999
@@ -169,7 +172,7 @@ def test_id_outside(folder, wrong, place):
     pairs[77, place] = wrong
     np.save(folder / "edges.npy", pairs)
     with workspace(folder) as space:
-        edges = PairEdges(space, open_npy(space, folder / "edges.npy"))
+        edges = PairEdges(open_npy(space, folder / "edges.npy"))
         with pytest.raises(DataError) as failure:
             build(space, edges, 4)
     assert failure.value.cause == f"edges.npy: edge 77: node {wrong} is outside the 4 nodes"
@@ -181,7 +184,7 @@ def test_rows_of_many_edges_are_sorted(folder):
     pairs = np.stack([rng.integers(0, 10_000, 20_000), rng.integers(0, 3, 20_000) ** 4 % 3], 1)
     np.save(folder / "edges.npy", pairs)
     with workspace(folder, piece_bytes=8192) as space:
-        edges = PairEdges(space, open_npy(space, folder / "edges.npy"))
+        edges = PairEdges(open_npy(space, folder / "edges.npy"))
         writer, _ = build(space, edges, 10_000)
     order = np.lexsort((pairs[:, 0], pairs[:, 1]))
     assert (writer.get("indices") == pairs[order, 0]).all()
@@ -190,9 +193,10 @@ def test_rows_of_many_edges_are_sorted(folder):
 @pytest.mark.parametrize(
     ("indptr", "message"),
     [
-        ([0, 2, 1, 3], "indptr.npy: rows do not ascend from 0 to 3 at entry 2"),
+        ([0, 2, 1, 3], "indptr.npy: entry 2 is 1: rows do not ascend from 0 to 3"),
+        ([1, 2, 2, 3], "indptr.npy: entry 0 is 1: rows do not ascend from 0 to 3"),
         ([0, 2, 2, 2], "indptr.npy: 2 entries, indices.npy: 3"),
-        ([0, 2, 9, 9], "indptr.npy: rows do not ascend from 0 to 3 at entry 0"),
+        ([0, 2, 9, 9], "indptr.npy: entry 2 is 9: rows do not ascend from 0 to 3"),
     ],
 )
 def test_csr_that_contradicts_itself(folder, indptr, message):
@@ -200,7 +204,7 @@ def test_csr_that_contradicts_itself(folder, indptr, message):
     np.save(folder / "indices.npy", np.array([0, 1, 2]))
     with workspace(folder) as space:
         arrays = [open_npy(space, folder / f"{name}.npy") for name in ("indptr", "indices")]
-        edges = CsrEdges(space, SparseRows(*arrays, None, 3))
+        edges = CsrEdges(SparseRows(*arrays, None, 3))
         with pytest.raises(DataError) as failure:
             build(space, edges, 3)
     assert failure.value.cause == message

@@ -28,7 +28,7 @@ def parse(folder, text, name="t.csv", *, columns=2, limit=100, piece_bytes=64, d
         space.piece_bytes = piece_bytes
         table = TextTable(space, path, TextFormat(**form))
         array = table.numbers(dtype) if dtype else table.ids(columns, limit)
-        rows = [piece.copy() for piece in array.pieces(space)]
+        rows = [piece.copy() for piece in array.pieces()]
     assert path.read_bytes() == data
     return np.concatenate(rows) if rows else np.empty(array.shape)
 

@@ -399,10 +399,10 @@ def pack_rows(entries: Any, ends: Any, first_row: Any, merge: Any, offset: Any, 
 
 
 @kernel
-def first_descent(pointers: Any, last: Any) -> Any:
-    """First place where ascending pointers, after `last`, descend; -1 where they do not."""
+def first_wrong_pointer(pointers: Any, last: Any, num_entries: Any) -> Any:
+    """First place where pointers, after `last`, descend or pass the end; -1 where they do not."""
     for i in range(len(pointers)):
-        if pointers[i] < last:
+        if pointers[i] < last or pointers[i] > num_entries or (i == 0 and pointers[i] != last):
             return i
         last = pointers[i]
     return -1
@@ -417,7 +417,7 @@ def densify(pointers: Any, columns: Any, values: Any, out: Any) -> Any:
     out[:] = 0
     for row in range(len(out)):
         for i in range(pointers[row] - pointers[0], pointers[row + 1] - pointers[0]):
-            column = np.int64(columns[i])
+            column = columns[i]
             if column < 0 or column >= out.shape[1]:
                 return row
             out[row, column] += values[i]

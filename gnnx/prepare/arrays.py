@@ -20,7 +20,6 @@ import numpy as np
 
 from gnnx.errors import DataError, ResourceError
 from gnnx.memory import Tier
-from gnnx.prepare import _kernels
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -143,7 +142,7 @@ class Scratch:
 
     def array(self, where: str, shape: tuple[int, ...], dtype: DTypeLike) -> Array:
         """Read what has been written as an array."""
-        return Array(where, self.fd, 0, shape, np.dtype(dtype))
+        return Array(self._workspace, where, self.fd, 0, shape, np.dtype(dtype))
 
 
 class Array:
@@ -151,6 +150,8 @@ class Array:
 
     Parameters
     ----------
+    workspace
+        Gives the buffers.
     where
         File, and member of it, for messages.
     fd
@@ -167,6 +168,7 @@ class Array:
 
     def __init__(
         self,
+        workspace: Workspace,
         where: str,
         fd: int,
         offset: int,
@@ -175,7 +177,8 @@ class Array:
         *,
         by_columns: bool = False,
     ) -> None:
-        self.where, self.shape, self.dtype = where, shape, dtype
+        self.workspace, self.where = workspace, where
+        self.shape, self.dtype = shape, dtype
         self.by_columns = by_columns and len(shape) > 1
         self._fd, self._offset = fd, offset
 
@@ -187,13 +190,13 @@ class Array:
         """Numbers of a row."""
         return int(np.prod(self.shape[1:], dtype=np.int64))
 
-    def read_into(self, buffer: NDArray[Any], begin: int) -> None:
-        """Read numbers in the order of the file.
+    def read_into(self, out: NDArray[Any], begin: int) -> None:
+        """Read numbers in the order of the file, and convert them.
 
         Parameters
         ----------
-        buffer
-            Contiguous, of the array's dtype; filled whole.
+        out
+            (n,), contiguous; filled whole.
         begin
             The first number to read.
 
@@ -202,21 +205,21 @@ class Array:
         DataError
             The file ends early.
         """
-        rest = _bytes_of(buffer)
+        raw = out
+        if out.dtype != self.dtype:
+            raw = self.workspace.empty(len(out), self.dtype, "input")
+        rest = _bytes_of(raw)
         at = self._offset + begin * self.dtype.itemsize
         while rest:
             count = os.preadv(self._fd, [rest], at)
             if count == 0:
                 raise DataError(f"{self.where}: the file ends at byte {at}", _AGAIN)
             rest, at = rest[count:], at + count
+        if raw is not out:
+            np.copyto(out, raw, casting="unsafe")
 
-    def pieces(self, workspace: Workspace) -> Iterator[NDArray[Any]]:
+    def pieces(self) -> Iterator[NDArray[Any]]:
         """Read all rows in pieces, in order.
-
-        Parameters
-        ----------
-        workspace
-            Gives the buffer.
 
         Yields
         ------
@@ -224,8 +227,8 @@ class Array:
             Valid until the next one is asked for.
         """
         width = self.width
-        rows = min(workspace.rows_of(width * self.dtype.itemsize), max(1, len(self)))
-        buffer = workspace.empty(rows * width, self.dtype, "input")
+        rows = min(self.workspace.rows_of(width * self.dtype.itemsize), max(1, len(self)))
+        buffer = self.workspace.empty(rows * width, self.dtype, "input")
         for begin in range(0, len(self), rows):
             count = min(rows, len(self) - begin)
             piece = buffer[: count * width]
@@ -237,122 +240,6 @@ class Array:
             else:
                 self.read_into(piece, begin * width)
                 yield piece.reshape(count, *self.shape[1:])
-
-
-class SparseRows:
-    """A sparse matrix in files: CSR, of which rows are read as dense ones or as pairs.
-
-    Parameters
-    ----------
-    indptr
-        Array, (N + 1,).
-    indices
-        Array of columns, (E,).
-    data
-        Array of values, (E,); ones without it.
-    num_columns
-        F; columns are in [0, F).
-
-    Raises
-    ------
-    DataError
-        The arrays disagree, or are not integers where they have to be.
-    """
-
-    def __init__(self, indptr: Array, indices: Array, data: Array | None, num_columns: int) -> None:
-        self.where, self.indices, self.data = indices.where, indices, data
-        self.shape: tuple[int, ...] = (len(indptr) - 1, num_columns)
-        self.dtype = np.dtype(np.uint8) if data is None else data.dtype
-        self._indptr = indptr
-        for array in (indptr, indices):
-            if array.dtype.kind not in "iu" or len(array.shape) != 1:
-                raise DataError(f"{array.where}: not a list of integers", "Give a CSR matrix.")
-        if data is not None and data.shape != indices.shape:
-            raise DataError(f"{data.where}: {len(data)} values for {len(indices)} columns", _AGAIN)
-
-    def __len__(self) -> int:
-        return self.shape[0]
-
-    def pointers(self, workspace: Workspace, num_rows: int) -> Iterator[tuple[int, NDArray[Any]]]:
-        """Read where rows begin and end.
-
-        Parameters
-        ----------
-        workspace
-            Gives the buffers.
-        num_rows
-            Rows a piece.
-
-        Yields
-        ------
-        tuple
-            First row, and r + 1 pointers of r rows, int64; the first piece begins at row 0.
-
-        Raises
-        ------
-        DataError
-            The pointers do not ascend from 0 to the number of entries.
-        """
-        raw = workspace.empty(num_rows + 1, self._indptr.dtype, "input")
-        pointers = workspace.empty(num_rows + 1, np.int64, "input")
-        last = 0
-        for begin in range(0, len(self), num_rows):
-            count = min(num_rows, len(self) - begin) + 1
-            self._indptr.read_into(raw[:count], begin)
-            np.copyto(pointers[:count], raw[:count], casting="unsafe")
-            wrong = _kernels.first_descent(pointers[:count], last)
-            last = int(pointers[count - 1])
-            if wrong >= 0 or last > len(self.indices):
-                raise DataError(
-                    f"{self._indptr.where}: rows do not ascend from 0 to {len(self.indices)} "
-                    f"at entry {begin + max(wrong, 0)}",
-                    "Give a CSR matrix: its indptr, indices and shape.",
-                )
-            yield begin, pointers[:count]
-        if last != len(self.indices):
-            raise DataError(
-                f"{self._indptr.where}: {last} entries, {self.indices.where}: {len(self.indices)}",
-                "Give the indptr and indices of one matrix.",
-            )
-
-    def pieces(self, workspace: Workspace) -> Iterator[NDArray[Any]]:
-        """Read all rows, made dense, in pieces, in order.
-
-        Parameters
-        ----------
-        workspace
-            Gives the buffers.
-
-        Yields
-        ------
-        ndarray, (r, F)
-            Valid until the next one is asked for.
-
-        Raises
-        ------
-        DataError
-            A column is outside [0, F), or as `pointers`.
-        """
-        num_columns = self.shape[1]
-        rows = min(workspace.rows_of(num_columns * self.dtype.itemsize), max(1, len(self)))
-        dense = workspace.empty((rows, num_columns), self.dtype, "input")
-        for first, pointers in self.pointers(workspace, rows):
-            begin, size = int(pointers[0]), int(pointers[-1] - pointers[0])
-            columns = workspace.empty(size, self.indices.dtype, "input")
-            self.indices.read_into(columns, begin)
-            values = workspace.empty(size, self.dtype, "input")
-            if self.data is None:
-                values[:] = 1
-            else:
-                self.data.read_into(values, begin)
-            out = dense[: len(pointers) - 1]
-            wrong = _kernels.densify(pointers, columns, values, out)
-            if wrong >= 0:
-                raise DataError(
-                    f"{self.where}: row {first + wrong} has a column outside the {num_columns}",
-                    "Give the matrix's true shape.",
-                )
-            yield out
 
 
 def open_npy(workspace: Workspace, path: Path) -> Array:
@@ -376,7 +263,7 @@ def open_npy(workspace: Workspace, path: Path) -> Array:
         The file is no array of numbers, truncated, or longer than its header says.
     """
     fd = workspace.open(path)
-    return _region(path.name, fd, 0, os.fstat(fd).st_size)
+    return _region(workspace, path.name, fd, 0, os.fstat(fd).st_size)
 
 
 class Archive:
@@ -429,8 +316,10 @@ class Archive:
         Raises
         ------
         DataError
-            The member is damaged, or no array of numbers.
+            The member is missing, damaged, or no array of numbers.
         """
+        if name not in self:
+            raise DataError(f"{self._path.name}: no {name} in it", "Add it, or fetch it again.")
         info = self._members[f"{name}.npy"]
         where = f"{self._path.name}: {name}"
         if info.compress_type == zipfile.ZIP_STORED:
@@ -439,7 +328,7 @@ class Archive:
                 raise DataError(f"{where}: damaged at byte {info.header_offset}", _AGAIN)
             name_bytes, extra_bytes = struct.unpack("<HH", header[26:30])
             offset = info.header_offset + 30 + name_bytes + extra_bytes
-            return _region(where, self._fd, offset, info.file_size)
+            return _region(self._workspace, where, self._fd, offset, info.file_size)
         scratch = self._workspace.scratch()
         try:
             with zipfile.ZipFile(self._path) as archive, archive.open(info) as member:
@@ -447,10 +336,10 @@ class Archive:
                     scratch.append(np.frombuffer(data, np.uint8))
         except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError) as error:
             raise DataError(f"{where}: cannot be unpacked: {error}", _AGAIN) from None
-        return _region(where, scratch.fd, 0, scratch.size)
+        return _region(self._workspace, where, scratch.fd, 0, scratch.size)
 
 
-def _region(where: str, fd: int, start: int, size: int) -> Array:
+def _region(workspace: Workspace, where: str, fd: int, start: int, size: int) -> Array:
     """Array whose `.npy` header is at `start` and whose header and numbers have `size` bytes."""
     head = os.pread(fd, 12, start)
     wide = head[6:7] in {b"\x02", b"\x03"}  # the length of the header has 2 or 4 bytes
@@ -462,7 +351,8 @@ def _region(where: str, fd: int, start: int, size: int) -> Array:
     length = int.from_bytes(head[8:skip], "little")
     try:
         form = ast.literal_eval(os.pread(fd, min(length, size), start + skip).decode("latin1"))
-        shape, dtype = tuple(map(int, form["shape"])), np.dtype(form["descr"])
+        shape = tuple(map(int, form["shape"])) or (1,)  # a number is a list of one
+        dtype = np.dtype(form["descr"])
         by_columns = bool(form["fortran_order"])
     except (SyntaxError, ValueError, TypeError, KeyError):
         raise DataError(f"{where}: its .npy header is damaged", _AGAIN) from None
@@ -474,7 +364,8 @@ def _region(where: str, fd: int, start: int, size: int) -> Array:
     expected = skip + length + cast("int", np.prod(shape, dtype=np.int64)) * dtype.itemsize
     if size != expected:
         raise DataError(f"{where}: {expected} bytes expected, {size} found", _AGAIN)
-    return Array(where, fd, start + skip + length, shape, dtype, by_columns=by_columns)
+    offset = start + skip + length
+    return Array(workspace, where, fd, offset, shape, dtype, by_columns=by_columns)
 
 
 def _bytes_of(data: NDArray[Any]) -> memoryview:

@@ -5,7 +5,6 @@ Letters: N nodes.
 
 from __future__ import annotations
 
-import dataclasses
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -15,20 +14,26 @@ from gnnx.errors import DataError, UsageError
 from gnnx.memory import Budget, Ledger
 from gnnx.prepare.arrays import Workspace
 from gnnx.prepare.csr import CsrBuilder, EdgeRules
-from gnnx.prepare.nodes import Labels, write_features
+from gnnx.prepare.nodes import Labels, write_features, write_labels
 from gnnx.prepare.report import Report
 from gnnx.prepare.sources import Reader
-from gnnx.prepare.splits import NAMES, LabelPieces, Shares, Splits
+from gnnx.prepare.splits import NAMES, Shares, Splits
 from gnnx.prepare.text import TextFormat
 from gnnx.store import DatasetWriter
 
 if TYPE_CHECKING:
-    from gnnx.prepare.edges import Layout
+    from gnnx.prepare.edges import EdgeStream, Layout
     from gnnx.prepare.nodes import Nonfinite
     from gnnx.prepare.sources import Source
     from gnnx.threads import Progress
 
 _DEFAULT_SPLIT = "0.6,0.2,0.2"
+_CHOICES = {
+    "self_loops": ("keep", "drop", "add"),
+    "duplicates": ("keep", "drop"),
+    "nonfinite": ("refuse", "keep", "zero"),
+    "unlabeled": ("refuse", "ignore"),
+}
 
 
 def prepare(  # noqa: PLR0913 - each argument is an option of the verb
@@ -124,28 +129,29 @@ def prepare(  # noqa: PLR0913 - each argument is an option of the verb
     ResourceError
         Memory or disk space does not suffice, or another process writes `out`.
     """
-    shares = _shares(split)
+    source, out = Path(source), Path(out)
+    _check(self_loops=self_loops, duplicates=duplicates, nonfinite=nonfinite, unlabeled=unlabeled)
+    by_name = split is not None and source.is_dir() and not set(split) & set(",:")
+    shares = None if split is None or by_name else Shares(split)
     form = TextFormat(delimiter, header, comment)
     ledger = Ledger(Budget.parse(memory))
     report = Report()
     with (
-        DatasetWriter(Path(out), overwrite=overwrite, ledger=ledger) as writer,
-        Workspace(Path(out).absolute().parent, ledger) as workspace,
+        DatasetWriter(out, overwrite=overwrite, ledger=ledger) as writer,
+        Workspace(out.absolute().parent, ledger) as workspace,
     ):
         reader = Reader(workspace, form, progress)
-        found = reader.source(Path(source), layout, split if shares is None else None)
+        found = reader.source(source, layout, split if by_name else None)
         if features is not None:
             found.features = reader.rows(Path(features), np.float32)
         if labels is not None:
             found.labels = reader.rows(Path(labels), np.float64)
-        given = dict(zip(NAMES, (train, val, test), strict=True))
-        if any(given.values()):
-            found.splits = {
-                name: reader.split(Path(path)) for name, path in given.items() if path is not None
-            }
+        if (train, val, test) != (None, None, None):
+            given = zip(NAMES, (train, val, test), strict=True)
+            found.splits = {name: reader.split(Path(path)) for name, path in given if path}
         report.notes += found.notes
         report.num_nodes = _agreed_num_nodes(found, num_nodes)
-        edges = found.edges.load(report.num_nodes)
+        edges = _loaded_edges(found, report.num_nodes)
         if found.features is not None:
             write_features(found.features, writer, workspace, nonfinite, report, progress)
         splits = Splits(report.num_nodes, workspace)
@@ -153,59 +159,34 @@ def prepare(  # noqa: PLR0913 - each argument is an option of the verb
         if known is not None:
             write_labels(known, splits, writer, report)
         writer.nodes("node", report.num_nodes, num_classes=report.num_classes)
-        if shares is None:
-            for name, table in found.splits.items():
-                splits.read(name, table)
-        if shares is not None or not found.splits:
+        if shares is None and found.splits:
+            splits.read(found.splits)
+        else:
             splits.draw(shares or Shares(_DEFAULT_SPLIT), known, seed)
         splits.write(writer, has_labels=known is not None, unlabeled=unlabeled, report=report)
         del splits  # its bytes go to the edges
         rules = EdgeRules(undirected, self_loops, duplicates)
-        builder = CsrBuilder(edges, report.num_nodes, rules, workspace, progress)
-        for name, number in dataclasses.asdict(builder.write(writer)).items():
-            setattr(report, name, number)
+        CsrBuilder(edges, report.num_nodes, rules, workspace, progress).write(writer, report)
         writer.report(report.counts())
     return report
 
 
-def write_labels(
-    labels: LabelPieces, splits: Splits, writer: DatasetWriter, report: Report
-) -> None:
-    """Write the labels of all nodes, and note which nodes have one.
-
-    Parameters
-    ----------
-    labels
-        Of N nodes.
-    splits
-        Told which nodes are labelled.
-    writer
-        Of the data set.
-    report
-        Told the number of classes and of unlabelled nodes.
-    """
-    out = writer.array("nodes/node/y", (len(labels),), "int64")
-    for piece in labels.pieces():
-        report.num_classes = max(report.num_classes, int(piece.max()) + 1)
-        report.unlabelled += len(piece) - splits.mark_labelled(out.num_rows, piece)
-        out.append(piece)
-
-
 def _agreed_num_nodes(found: Source, num_nodes: int | None) -> int:
     """N, which every table of nodes and the option have to agree on."""
-    stated = dict(found.num_nodes)
-    for rows in (found.features, found.labels):
-        if rows is not None:
-            stated[rows.where] = len(rows)
+    stated = [*found.num_nodes]
+    tables = (found.features, found.labels)
+    stated += [(rows.where, len(rows)) for rows in tables if rows is not None]
     if num_nodes is not None:
-        stated["--num-nodes"] = num_nodes
+        if num_nodes < 0:
+            raise UsageError(f"{num_nodes} nodes cannot be", "Give --num-nodes 0 or more.")
+        stated.append(("--num-nodes", num_nodes))
     if not stated:
         largest = found.edges.largest_id()
         raise UsageError(
             f"{found.edges.where}: the number of nodes is not known; the largest id is {largest}",
             f"Give --num-nodes, {largest + 1} or more, or --features or --labels.",
         )
-    (first, count), *others = stated.items()
+    (first, count), *others = stated
     for where, other in others:
         if other != count:
             raise DataError(
@@ -215,8 +196,20 @@ def _agreed_num_nodes(found: Source, num_nodes: int | None) -> int:
     return count
 
 
-def _shares(split: str | None) -> Shares | None:
-    """Shares that a text asks for; None where it names a split of the input, or none."""
-    if split is None or not set(split) & set(",:"):
-        return None
-    return Shares(split)
+def _loaded_edges(found: Source, num_nodes: int) -> EdgeStream:
+    edges = found.edges.load(num_nodes)
+    if found.num_edges is not None and found.num_edges != edges.num_edges:
+        raise DataError(
+            f"{edges.where}: {edges.num_edges} edges, {found.num_edges} declared",
+            "Fetch the files again.",
+        )
+    return edges
+
+
+def _check(**options: str) -> None:
+    """Refuse values that would otherwise be taken for the default."""
+    for name, value in options.items():
+        if value not in _CHOICES[name]:
+            raise UsageError(
+                f"{name} {value!r} is not a choice", f"Choose from {', '.join(_CHOICES[name])}."
+            )

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
     from gnnx.prepare.arrays import Workspace
     from gnnx.prepare.edges import EdgePiece, EdgeStream
+    from gnnx.prepare.report import Report
     from gnnx.store import DatasetWriter
     from gnnx.threads import Progress
 
@@ -46,23 +47,6 @@ class EdgeRules:
     """`add` gives a loop to every node that has none."""
     duplicates: Literal["keep", "drop"] = "keep"
     """`drop` keeps one of parallel edges."""
-
-
-@dataclasses.dataclass(frozen=True)
-class EdgeCounts:
-    """What became of them."""
-
-    edges_read: int
-    edges_stored: int
-    self_loops: int
-    """Edges of the input from a node to itself."""
-    duplicates: int
-    """Edges of the input beyond the first of each pair, dropped loops aside."""
-    isolated: int
-    """Nodes that no edge of the input touches."""
-    dropped: int
-    reversed_added: int
-    loops_added: int
 
 
 class CsrBuilder:
@@ -102,18 +86,15 @@ class CsrBuilder:
         self._touched = self._zeros(bitmap_bytes, np.uint8)
         self._looped = self._zeros(bitmap_bytes, np.uint8)
 
-    def write(self, writer: DatasetWriter) -> EdgeCounts:
+    def write(self, writer: DatasetWriter, report: Report) -> None:
         """Write `indptr`, `indices` and, where there are loops, `loops`.
 
         Parameters
         ----------
         writer
             Of the data set.
-
-        Returns
-        -------
-        EdgeCounts
-            For the report.
+        report
+            Told what became of the edges.
 
         Raises
         ------
@@ -125,7 +106,9 @@ class CsrBuilder:
         indptr = writer.array(f"{_FOLDER}/indptr", (self._num_nodes + 1,), "int64")
         indices = writer.array(f"{_FOLDER}/indices", (None,), self._index.name)
         shift, counts = self._new_counts()
-        num_loops = self._count(shift, counts)
+        report.edges_read = self._edges.num_edges
+        report.self_loops = self._count(shift, counts)
+        report.isolated = self._num_nodes - int(_kernels.count_marks(self._touched))
         changes = np.zeros(3, np.int64)
         begin = num_ranges = num_stored = 0
         indptr.append(np.zeros(1, np.int64))
@@ -142,18 +125,9 @@ class CsrBuilder:
             del kept, rows
         writer.edges(("node", "edge", "node"), num_stored)
         self._write_loops(writer)
-        duplicates, reversed_added, loops_added = changes.tolist()
-        num_read = self._edges.num_edges
-        return EdgeCounts(
-            edges_read=num_read,
-            edges_stored=num_stored,
-            self_loops=num_loops,
-            duplicates=duplicates,
-            isolated=self._num_nodes - _kernels.count_marks(self._touched),
-            dropped=num_read + reversed_added + loops_added - num_stored,
-            reversed_added=reversed_added,
-            loops_added=loops_added,
-        )
+        report.duplicates, report.reversed_added, report.loops_added = changes.tolist()
+        report.edges_stored = num_stored
+        report.dropped = report.edges_read + sum(changes[1:].tolist()) - num_stored
 
     def _zeros(self, size: int, dtype: type) -> NDArray[Any]:
         array = self._workspace.empty(size, dtype, "edges")

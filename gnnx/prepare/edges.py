@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from gnnx.prepare.arrays import Array, SparseRows, Workspace
+    from gnnx.prepare.arrays import Array
+    from gnnx.prepare.sparse import SparseRows
     from gnnx.prepare.text import TextTable
 
 Layout: TypeAlias = Literal["pairs", "rows"]
@@ -60,9 +61,8 @@ class EdgeStream(Protocol):
 class TextEdges:
     """Edges in a text file: the first two columns of each line."""
 
-    def __init__(self, workspace: Workspace, table: TextTable) -> None:
-        self.where = table.where
-        self._workspace, self._table = workspace, table
+    def __init__(self, table: TextTable) -> None:
+        self.where, self._table = table.where, table
 
     def largest_id(self) -> int:
         """Read the file for its largest id."""
@@ -70,7 +70,7 @@ class TextEdges:
 
     def load(self, num_nodes: int) -> EdgeStream:
         """Read the file into a scratch file, checking its ids."""
-        return PairEdges(self._workspace, self._table.ids(2, num_nodes), "pairs")
+        return PairEdges(self._table.ids(2, num_nodes), "pairs")
 
 
 class PairEdges:
@@ -78,8 +78,6 @@ class PairEdges:
 
     Parameters
     ----------
-    workspace
-        Gives the buffers.
     pairs
         The array.
     layout
@@ -93,9 +91,8 @@ class PairEdges:
         The shape is (2, 2) and no layout is given.
     """
 
-    def __init__(self, workspace: Workspace, pairs: Array, layout: Layout | None = None) -> None:
-        self.where = pairs.where
-        self._workspace, self._pairs = workspace, pairs
+    def __init__(self, pairs: Array, layout: Layout | None = None) -> None:
+        self.where, self._pairs = pairs.where, pairs
         if len(pairs.shape) != 2 or 2 not in pairs.shape:
             raise DataError(
                 f"{self.where}: edges of shape {pairs.shape}", "Give an array (E, 2) or (2, E)."
@@ -131,31 +128,27 @@ class PairEdges:
         EdgePiece
             Valid until the next one is asked for.
         """
-        dtype = self._pairs.dtype
-        native = np.dtype(np.int32 if dtype == np.int32 else np.int64)
-        size = min(self._workspace.rows_of(2 * native.itemsize), max(1, self.num_edges))
-        raw = self._workspace.empty(2 * size, dtype, "edges")
-        ids = raw if dtype == native else self._workspace.empty(2 * size, native, "edges")
+        dtype = np.dtype(np.int32 if self._pairs.dtype == np.int32 else np.int64)
+        space = self._pairs.workspace
+        size = min(space.rows_of(2 * dtype.itemsize), max(1, self.num_edges))
+        ids = space.empty(2 * size, dtype, "edges")
         for begin in range(0, self.num_edges, size):
             count = min(size, self.num_edges - begin)
-            piece = raw[: 2 * count]
             if self._interleaved:
-                self._pairs.read_into(piece, 2 * begin)
+                self._pairs.read_into(ids[: 2 * count], 2 * begin)
+                yield EdgePiece(ids[: 2 * count], count, 0, 1, 2)
             else:
-                self._pairs.read_into(piece[:count], begin)
-                self._pairs.read_into(piece[count:], self.num_edges + begin)
-            if ids is not raw:
-                np.copyto(ids[: 2 * count], piece, casting="unsafe")
-            at = (0, 1, 2) if self._interleaved else (0, count, 1)
-            yield EdgePiece(ids[: 2 * count], count, *at)
+                self._pairs.read_into(ids[:count], begin)
+                self._pairs.read_into(ids[count : 2 * count], self.num_edges + begin)
+                yield EdgePiece(ids[: 2 * count], count, 0, count, 1)
 
 
 class CsrEdges:
     """Edges in a square CSR matrix; its values are not used."""
 
-    def __init__(self, workspace: Workspace, matrix: SparseRows) -> None:
+    def __init__(self, matrix: SparseRows) -> None:
         self.where, self.num_edges = matrix.where, len(matrix.indices)
-        self._workspace, self._matrix = workspace, matrix
+        self._matrix = matrix
 
     def largest_id(self) -> int:
         """Return the largest id that the shape allows."""
@@ -173,13 +166,13 @@ class CsrEdges:
         EdgePiece
             Valid until the next one is asked for.
         """
-        size = min(self._workspace.rows_of(16), max(1, self.num_edges))
-        raw = self._workspace.empty(size, self._matrix.indices.dtype, "edges")
-        ids = self._workspace.empty(2 * size, np.int64, "edges")
-        for first, pointers in self._matrix.pointers(self._workspace, self._workspace.rows_of(16)):
+        indices = self._matrix.indices
+        rows = indices.workspace.rows_of(16)
+        size = min(rows, max(1, self.num_edges))
+        ids = indices.workspace.empty(2 * size, np.int64, "edges")
+        for first, pointers in self._matrix.pointers(rows):
             for begin in range(int(pointers[0]), int(pointers[-1]), size):
                 count = min(size, int(pointers[-1]) - begin)
-                self._matrix.indices.read_into(raw[:count], begin)
-                np.copyto(ids[count : 2 * count], raw[:count], casting="unsafe")
                 _kernels.expand_rows(pointers, first, begin, ids[:count])
+                indices.read_into(ids[count : 2 * count], begin)
                 yield EdgePiece(ids[: 2 * count], count, 0, count, 1)

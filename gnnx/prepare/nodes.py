@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
     from gnnx.prepare.arrays import Array, Workspace
     from gnnx.prepare.report import Report
+    from gnnx.prepare.splits import LabelPieces, Splits
     from gnnx.store import DatasetWriter
     from gnnx.threads import Progress
 
@@ -46,7 +47,7 @@ class Rows(Protocol):
 
     def __len__(self) -> int: ...
 
-    def pieces(self, workspace: Workspace) -> Iterator[NDArray[Any]]:
+    def pieces(self) -> Iterator[NDArray[Any]]:
         """Read all rows in pieces, in order, each valid until the next one is asked for."""
 
 
@@ -97,7 +98,7 @@ def write_features(
     out = writer.array("nodes/node/x", (len(rows), width), dtype)
     check = _FiniteCheck(rows.where, width, _EXPONENTS.get(dtype, 0), zero=nonfinite == "zero")
     buffer, done = workspace.empty((0, width), out.dtype, "features"), 0
-    for values in rows.pieces(workspace):
+    for values in rows.pieces():
         piece = values.view("<u2") if name == "void16" else values
         piece = piece.reshape(len(piece), width)
         if piece.dtype != out.dtype or not piece.flags.c_contiguous:
@@ -203,19 +204,40 @@ class Labels:
             A label is not a class.
         """
         native = np.dtype(np.float64 if self._source.dtype.kind == "f" else np.int64)
-        rows = self._workspace.rows_of(self._source.dtype.itemsize)
+        rows = min(self._workspace.rows_of(16), max(1, len(self)))
         values = self._workspace.empty(rows, native, "labels")
         labels = self._workspace.empty(rows, np.int64, "labels")
-        done = 0
-        for piece in self._source.pieces(self._workspace):
-            count = len(piece)
-            np.copyto(values[:count], piece.reshape(count), casting="unsafe")
-            wrong = _kernels.read_labels(values[:count], _MAX_CLASSES, labels)
+        for begin in range(0, len(self), rows):
+            piece, out = values[: len(self) - begin], labels[: len(self) - begin]
+            self._source.read_into(piece, begin)
+            wrong = _kernels.read_labels(piece, _MAX_CLASSES, out)
             if wrong >= 0:
                 raise DataError(
-                    f"{self._source.where}: label {values[wrong]} of node {done + wrong} is not "
+                    f"{self._source.where}: label {piece[wrong]} of node {begin + wrong} is not "
                     f"a class from 0 to {_MAX_CLASSES - 1}",
                     "Number the classes 0, 1, …, and give -1 or NaN to nodes without one.",
                 )
-            done += count
-            yield labels[:count]
+            yield out
+
+
+def write_labels(
+    labels: LabelPieces, splits: Splits, writer: DatasetWriter, report: Report
+) -> None:
+    """Write the labels of all nodes, and note which nodes have one.
+
+    Parameters
+    ----------
+    labels
+        Of N nodes.
+    splits
+        Told which nodes are labelled.
+    writer
+        Of the data set.
+    report
+        Told the number of classes and of unlabelled nodes.
+    """
+    out = writer.array("nodes/node/y", (len(labels),), "int64")
+    for piece in labels.pieces():
+        report.num_classes = max(report.num_classes, int(piece.max()) + 1)
+        report.unlabelled += len(piece) - splits.mark_labelled(out.num_rows, piece)
+        out.append(piece)

@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from gnnx.errors import DataError, UsageError
-from gnnx.prepare.arrays import Archive, Array, SparseRows, open_npy
+from gnnx.prepare.arrays import Archive, Array, open_npy
 from gnnx.prepare.edges import CsrEdges, Edges, Layout, PairEdges, TextEdges
+from gnnx.prepare.sparse import SparseRows
 from gnnx.prepare.splits import NAMES
 from gnnx.prepare.text import SUFFIXES, TextFormat, TextTable
 
@@ -38,8 +39,10 @@ class Source:
     features: Rows | None = None
     labels: Array | None = None
     splits: dict[str, Array | TextTable] = dataclasses.field(default_factory=dict)
-    num_nodes: dict[str, int] = dataclasses.field(default_factory=dict)
-    """Numbers of nodes that it states, by where it does."""
+    num_nodes: list[tuple[str, int]] = dataclasses.field(default_factory=list)
+    """Where it states a number of nodes, and the number."""
+    num_edges: int | None = None
+    """As it states."""
     notes: list[str] = dataclasses.field(default_factory=list)
 
 
@@ -88,11 +91,11 @@ class Reader:
         if path.is_dir():
             return self._ogb(path, split_name)
         if path.suffix == ".npy":
-            return Source(PairEdges(self._workspace, open_npy(self._workspace, path), layout))
+            return Source(PairEdges(open_npy(self._workspace, path), layout))
         if path.suffix == ".npz":
             return self._archive(path, layout)
         if _is_text(path):
-            return Source(TextEdges(self._workspace, self._table(path)))
+            return Source(TextEdges(self._table(path)))
         if not path.exists():
             raise DataError(f"{path}: No such file or directory", _KINDS)
         raise DataError(f"{path.name}: an input of unknown kind", _KINDS)
@@ -118,10 +121,7 @@ class Reader:
             It is neither, or damaged.
         """
         if path.suffix == ".npy":
-            array = open_npy(self._workspace, path)
-            if not array.shape:
-                raise DataError(f"{path.name}: one number", "Give one row a node.")
-            return array
+            return open_npy(self._workspace, path)
         if _is_text(path):
             return self._table(path).numbers(dtype)
         raise DataError(f"{path.name}: a table of unknown kind", "Give .npy, .csv, .tsv or .txt.")
@@ -176,14 +176,14 @@ class Reader:
                         f"{matrix.shape[1]}",
                         "Give a square one: rows are sources, columns destinations.",
                     )
-                source = Source(CsrEdges(self._workspace, matrix))
-                source.num_nodes[matrix.where] = matrix.shape[0]
+                source = Source(CsrEdges(matrix))
+                source.num_nodes.append((matrix.where, matrix.shape[0]))
                 if matrix.data is not None:
                     source.notes.append(f"{matrix.data.where}: values of edges are not kept")
                 return source
         for name in _EDGES:
             if name in archive:
-                return Source(PairEdges(self._workspace, archive.array(name), layout))
+                return Source(PairEdges(archive.array(name), layout))
         for name in archive.names:
             archive.array(name)  # a pickled matrix is the likelier cause, and is named
         found = ", ".join(sorted(archive.names)) or "nothing"
@@ -202,21 +202,25 @@ class Reader:
         raw, plain = folder / "raw", TextFormat(",", header=False, comment="")
         if (raw / "edge.csv.gz").exists():
             table = self._table(raw / "edge.csv.gz", plain)
-            source = Source(TextEdges(self._workspace, table))
+            source = Source(TextEdges(table))
             if (raw / "node-feat.csv.gz").exists():
                 source.features = self._table(raw / "node-feat.csv.gz", plain).numbers(np.float32)
-            nodes = self._table(raw / "num-node-list.csv.gz", plain).ids(1, 1 << 62)
+            nodes, edges = (
+                self._table(raw / f"num-{noun}-list.csv.gz", plain).ids(1, 1 << 62)
+                for noun in ("node", "edge")
+            )
         elif (raw / "data.npz").exists():
             archive = Archive(self._workspace, raw / "data.npz")
             source = self._archive_edges(archive, raw / "data.npz", None)
             source.features = self._archive_features(archive)
-            nodes = archive.array("num_nodes_list")
+            nodes, edges = archive.array("num_nodes_list"), archive.array("num_edges_list")
         else:
             raise DataError(
                 f"{folder}: neither raw/edge.csv.gz nor raw/data.npz is in it",
                 _KINDS,
             )
-        source.num_nodes[nodes.where] = self._single(nodes)
+        source.num_nodes.append((nodes.where, self._single(nodes)))
+        source.num_edges = self._single(edges)
         if (raw / "node-label.csv.gz").exists():
             source.labels = self._table(raw / "node-label.csv.gz", plain).numbers(np.float64)
         elif (raw / "node-label.npz").exists():
@@ -233,7 +237,7 @@ class Reader:
             raise DataError(
                 f"{numbers.where}: {len(numbers)} graphs, not one", "Give a folder with one graph."
             )
-        (piece,) = numbers.pieces(self._workspace)
+        (piece,) = numbers.pieces()
         return int(piece.reshape(1)[0])
 
 

@@ -18,7 +18,7 @@ from gnnx.prepare.text import TextTable, outside
 from gnnx.random import Key, permute
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
     from numpy.typing import NDArray
 
@@ -124,49 +124,56 @@ class Splits:
         marks = self._marks[first : first + len(labels)]
         return int(_kernels.mark_flags(labels, -1, np.uint8(_LABELLED), marks))
 
-    def read(self, name: str, source: Array | TextTable) -> None:
-        """Take a split from the input.
+    def read(self, tables: Mapping[str, Array | TextTable]) -> None:
+        """Take the splits from the input.
 
         Parameters
         ----------
-        name
-            Of the split.
-        source
-            (n,) ids or (N,) flags; of flags (k, N), those of the first split.
+        tables
+            By name of the split: (n,) ids or (N,) flags; of flags (k, N), those of the first.
 
         Raises
         ------
         DataError
             An id is outside or given twice, or the flags are not as many as the nodes.
         """
-        bit = np.uint8(1 << NAMES.index(name))
         num_nodes = len(self._marks)
-        table = source.ids(1, num_nodes) if isinstance(source, TextTable) else source
-        if table.dtype == np.bool_:
-            if table.shape[-1] != num_nodes or len(table.shape) > 2:
-                raise DataError(
-                    f"{table.where}: flags of shape {table.shape} for {num_nodes} nodes",
-                    "Give one flag a node, or the ids of the nodes.",
-                )
-            flags = self._workspace.empty(num_nodes, np.bool_, "splits")
-            table.read_into(flags, 0)
-            _kernels.mark_flags(flags, False, bit, self._marks)
-            return
+        for name, source in tables.items():
+            bit = np.uint8(1 << NAMES.index(name))
+            table = source.ids(1, num_nodes) if isinstance(source, TextTable) else source
+            if table.dtype == np.bool_:
+                self._read_flags(table, bit)
+            else:
+                self._read_ids(table, bit)
+
+    def _read_flags(self, table: Array, bit: np.uint8) -> None:
+        num_nodes = len(self._marks)
+        if table.shape[-1] != num_nodes or len(table.shape) > 2:
+            raise DataError(
+                f"{table.where}: flags of shape {table.shape} for {num_nodes} nodes",
+                "Give one flag a node, or the ids of the nodes.",
+            )
+        flags = self._workspace.empty(num_nodes, np.bool_, "splits")
+        table.read_into(flags, 0)
+        _kernels.mark_flags(flags, False, bit, self._marks)
+
+    def _read_ids(self, table: Array, bit: np.uint8) -> None:
         if table.width != 1 or table.dtype.kind not in "iu":
             raise DataError(
                 f"{table.where}: {table.dtype} of shape {table.shape} is no list of nodes",
                 "Give one flag a node, or the ids of the nodes.",
             )
-        done = 0
-        for piece in table.pieces(self._workspace):
-            ids = piece.reshape(len(piece)).astype(np.int64, copy=False)
+        rows = self._workspace.rows_of(8)
+        buffer = self._workspace.empty(min(rows, max(1, len(table))), np.int64, "splits")
+        for begin in range(0, len(table), rows):
+            ids = buffer[: len(table) - begin]
+            table.read_into(ids, begin)
             wrong = _kernels.mark_ids(ids, bit, self._marks)
             if wrong >= 0:
-                where, node = f"{table.where}: entry {done + wrong}", int(ids[wrong])
-                if not 0 <= node < num_nodes:
-                    raise outside(where, node, num_nodes)
+                where, node = f"{table.where}: entry {begin + wrong}", int(ids[wrong])
+                if not 0 <= node < len(self._marks):
+                    raise outside(where, node, len(self._marks))
                 raise DataError(f"{where}: node {node} is there twice", "List each node once.")
-            done += len(ids)
 
     def draw(self, shares: Shares, labels: LabelPieces | None, seed: int) -> None:
         """Draw all splits, from the nodes that have a label where any may have one.

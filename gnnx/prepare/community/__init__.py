@@ -14,8 +14,8 @@ from gnnx import threads
 from gnnx.errors import UsageError
 from gnnx.memory import Budget, Ledger
 from gnnx.prepare.arrays import Workspace
-from gnnx.prepare.build import write_labels
 from gnnx.prepare.community import _kernels
+from gnnx.prepare.nodes import write_labels
 from gnnx.prepare.report import Report
 from gnnx.prepare.splits import Shares, Splits
 from gnnx.random import Key
