@@ -51,6 +51,7 @@ def parse(folder, text, name="t.csv", *, columns=2, limit=100, piece_bytes=64, d
         ("\ufeff1,2\n3,4\n", {}),
         ("\ufeffsrc,dst\n1,2\n3,4\n", {}),
         ("1|2\n3|4\n", {"delimiter": "|"}),
+        ("1\t2\n3\t4\n", {"delimiter": "\\t"}),
         ("01 02\n003 4\n", {}),
     ],
 )

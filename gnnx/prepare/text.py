@@ -38,12 +38,14 @@ class TextFormat:
     """How lines are cut into fields; None finds out from the first line."""
 
     delimiter: str | None = None
-    """One character; ``" "`` is any run of blanks."""
+    """One character, ``"\\t"`` as shells hand it over too; ``" "`` is any run of blanks."""
     header: bool | None = None
     comment: str = "#"
     """One character, or none."""
 
     def __post_init__(self) -> None:
+        if self.delimiter == "\\t":
+            object.__setattr__(self, "delimiter", "\t")
         for name, text in (("delimiter", self.delimiter), ("comment", self.comment)):
             if text and (len(text) > 1 or not text.isascii()):
                 raise UsageError(f"{name} {text!r} is not one character", "Give one character.")
