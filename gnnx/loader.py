@@ -22,7 +22,14 @@ import numpy as np
 import torch
 
 from gnnx import threads
-from gnnx.cache import FeatureCache, access_bytes, expected_access, hottest, overhead_bytes
+from gnnx.cache import (
+    FeatureCache,
+    access_bytes,
+    every,
+    expected_access,
+    hottest,
+    overhead_bytes,
+)
 from gnnx.errors import BudgetError, GnnxError, RunError, UsageError
 from gnnx.graph import MiniBatch
 from gnnx.memory import Tier
@@ -38,7 +45,7 @@ if TYPE_CHECKING:
 
     from gnnx.graph import Block
     from gnnx.memory import Ledger
-    from gnnx.store import Dataset, FeatureStore
+    from gnnx.store import Dataset, DiskFeatures
 
 Split = Literal["train", "val", "test"]
 _SPLITS = ("train", "val", "test")
@@ -256,7 +263,12 @@ class Loader:
         """Run one epoch."""
         features = self.features
         if not self._crowded:
-            features.fill()
+            try:
+                features.fill()
+            except BudgetError as error:  # somebody holds what was free when it was shared out
+                _log.warning(
+                    "The feature cache stays empty in epoch %d: %s", self.epoch, error.cause
+                )
         return self._run(_Epoch(self.epoch, len(self), features))
 
     @property
@@ -284,8 +296,7 @@ class Loader:
         free, needs = ledger.free_bytes(Tier.HOST), self._needs(self._most_rows())
         shared, ids = plan(free, needs), np.empty(0, np.int64)
         if shared == plan(None, needs):
-            ids = ledger.empty(needs.num_rows, np.int64, Tier.HOST, "cache")
-            ids[:] = np.arange(needs.num_rows)
+            ids = every(needs.num_rows, ledger)
         elif free is not None and access_bytes(graph.num_nodes) <= free:
             scores = expected_access(graph, self._seeds.source, self.fanouts, self.batch_size)
             # what a batch is expected to have, and some: far less than the most it can have
@@ -437,6 +448,7 @@ class Loader:
         except (TimeoutError, RunError) as error:
             if time.monotonic() < limit:
                 raise  # the job's own
+            job.progress.wanted = False
             raise RunError(
                 f"epoch {epoch.number}, step {job.step}: {job.progress.stage} has not ended "
                 f"within {self.timeout_s:g} s",
@@ -529,7 +541,7 @@ class _Seeds:
     """
 
     def __init__(self, dataset: Dataset, split: Split | torch.Tensor | NDArray[np.int64]) -> None:
-        self.source: FeatureStore | NDArray[np.int64]
+        self.source: DiskFeatures | NDArray[np.int64]
         if isinstance(split, str):
             if split not in _SPLITS:
                 raise UsageError(f"split {split!r} is unknown", f"Give one of {_SPLITS}, or ids.")
@@ -549,7 +561,8 @@ class _Seeds:
     @property
     def num_bytes(self) -> int:
         """HOST bytes that `keep` takes."""
-        id_bytes = 0 if isinstance(self.source, np.ndarray) else 8
+        # ids that are given are held already, but may have to be sorted to read their labels
+        id_bytes = 16 if isinstance(self.source, np.ndarray) else 8
         label_bytes = self._labels.row_bytes if self._labels else 0
         return self.count * (id_bytes + label_bytes) + 2 * 64
 
@@ -557,7 +570,7 @@ class _Seeds:
         """Read all ids and labels: batches want a few of each, from all over the files."""
         if not isinstance(self.source, np.ndarray):
             ids = ledger.tensor(self.count, torch.int64, Tier.HOST, "seeds")
-            self.source = self.source.read(np.arange(self.count), ids).numpy()
+            self.source = self.source.read_range(0, self.count, ids).numpy()
         if self._labels is not None:
             shape = (self.count, *self._labels.row_shape)
             labels = ledger.tensor(shape, self._labels.dtype, Tier.HOST, "seeds")

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import oracles
-from gnnx.cache import access_bytes, expected_access, hottest
+from gnnx.cache import access_bytes, every, expected_access, hottest
 from gnnx.errors import BudgetError
 from gnnx.memory import Budget, Ledger, Tier
 
@@ -148,3 +148,10 @@ def test_hottest_needs_no_memory_but_the_answer():
     ids = hottest(scores, 1000, ledger)
     assert ledger.peak_bytes(Tier.HOST) == ids.nbytes
     assert ids.tolist() == np.sort(np.argsort(-scores, kind="stable")[:1000]).tolist()
+
+
+@pytest.mark.parametrize(("count", "first"), [(0, 0), (0, 7), (1, 0), (1, 9), (1000, 0), (50, 3)])
+def test_every_id_in_order(count, first):
+    ids = every(count, Ledger(Budget()), first=first)
+    assert ids.dtype == np.int64
+    assert ids.tolist() == list(range(first, first + count))

@@ -392,6 +392,19 @@ def test_kept_rows_are_lent_and_come_back(dataset):
     assert loader.stats.rows_from_disk == 0
 
 
+def test_an_epoch_goes_without_a_cache_that_others_have_displaced(dataset, caplog):
+    loader = Loader(dataset, (4, 3), 50)
+    first = [digest(batch) for batch in loader]
+    free = dataset.ledger.free_bytes(Tier.HOST)
+    with loader.released(), dataset.ledger.reserve(free + 1000, Tier.HOST, "somebody"):
+        loader.epoch = 0
+        assert [digest(batch) for batch in loader] == first
+        assert loader.stats.rows_hit == 0
+        assert "stays empty in epoch 0" in caplog.text
+    list(loader)
+    assert loader.stats.rows_from_disk == 0
+
+
 def test_two_loaders_share_a_budget(path):
     with gnnx.open(path, memory="1MiB") as opened:
         both = [Loader(opened, (4, 3), 50, split=split) for split in ("train", "val")]

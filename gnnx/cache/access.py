@@ -86,14 +86,14 @@ def expected_access(
         graph.ledger.empty(num_nodes, np.float32, Tier.HOST, "access") for _ in range(2)
     )
     drawn[:] = 0.0
-    piece = _piece(graph.ledger)
     # spared is log(1 - P): sums where probabilities multiply, and small ones stay exact
-    _mark(seeds, batch_size, spared, piece)
+    _mark(seeds, batch_size, spared, graph.ledger)
+    piece = _piece(graph.ledger)
     for fanout in fanouts:
         for begin in range(0, num_nodes, piece):
-            _, degree = graph.rows(np.arange(begin, min(begin + piece, num_nodes)))
-            _kernels.draw_kernel(begin, degree, fanout, spared, drawn)
-        _mark(seeds, batch_size, spared, piece)
+            nodes = every(min(piece, num_nodes - begin), graph.ledger, first=begin)
+            _kernels.draw_kernel(begin, graph.rows(nodes)[1], fanout, spared, drawn)
+        _mark(seeds, batch_size, spared, graph.ledger)
         for first, indptr, indices in graph.iter_rows(0, num_nodes, piece):
             _kernels.reach_kernel(first, indptr, indices, drawn, spared)
     _kernels.probability_kernel(spared)
@@ -104,19 +104,20 @@ def _mark(
     seeds: FeatureStore | NDArray[np.int64],
     batch_size: int,
     spared: NDArray[np.float32],
-    piece: int,
+    ledger: Ledger,
 ) -> None:
     """Set log(1 - P₀)."""
     spared[:] = 0.0
     num_seeds = len(seeds) if isinstance(seeds, np.ndarray) else seeds.num_rows
     with np.errstate(divide="ignore"):
         spared_seed = np.log1p(-min(1.0, batch_size / max(1, num_seeds)))
+    piece = _piece(ledger)
     for begin in range(0, num_seeds, piece):
         end = min(begin + piece, num_seeds)
         if isinstance(seeds, np.ndarray):
             ids = seeds[begin:end]
         else:
-            ids = seeds.read(np.arange(begin, end)).numpy()
+            ids = seeds.read(every(end - begin, ledger, first=begin)).numpy()
         spared[ids] = spared_seed
 
 
@@ -158,3 +159,11 @@ def hottest(scores: NDArray[np.float32], count: int, ledger: Ledger) -> NDArray[
         prefix = prefix << width | digit
     _kernels.above_kernel(bits, np.uint32(prefix), wanted, chosen)
     return chosen
+
+
+def every(count: int, ledger: Ledger, *, first: int = 0) -> NDArray[np.int64]:
+    """Consecutive ids from `first` on, (count,) int64 from the ledger (HOST)."""
+    ids = ledger.empty(count, np.int64, Tier.HOST, "access")
+    ids[:] = 1
+    ids[:1] = first
+    return np.cumsum(ids, out=ids)  # np.arange would hold as much again beside the ledger
