@@ -359,10 +359,10 @@ def test_a_hub_costs_its_fanout_not_its_degree():
         store = MemoryGraph(Graph(indptr, torch.ones(degree, dtype=torch.int64)), host=1 << 20)
         sampler = NeighborSampler(store, [15])
         sampler.sample(np.array([0]), Key(0))
-        begin, store.num_taken = time.perf_counter(), 0
+        begin, store.num_taken = time.thread_time(), 0
         for step in range(100):
             sampler.sample(np.array([0]), Key(0, 0, step))
-        seconds[degree] = time.perf_counter() - begin
+        seconds[degree] = time.thread_time() - begin
         assert store.num_taken == 1500
     assert seconds[1_000_000] < 5 * seconds[1000]
 
