@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import concurrent.futures
 import contextlib
+import math
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
@@ -33,9 +34,10 @@ if TYPE_CHECKING:
     from gnnx.memory import Ledger
     from gnnx.store import Dataset, FeatureStore, GraphStore
 
-_PIECE_BYTES = 256 << 20  # input rows of a piece where the device has no limit; two are alive
-_WINDOW = 1 << 18  # candidate rows looked at together
-_WINDOW_BYTES = 32  # a candidate's id and degree, and their copies
+_PIECE_BYTES = 512 << 20  # input rows of a piece where the device has no limit; two are alive
+_ENTRY_BYTES = 64  # an edge in a block, its transpose, and the sampler's scratch
+_WINDOW = 1 << 18  # rows looked at together
+_WINDOW_BYTES = 64  # a row's id and degree, their copies, and twice as many rows at most
 _TIMEOUT_S = 600.0
 
 
@@ -209,36 +211,51 @@ def _pieces(
 ) -> Iterator[_Piece]:
     """Cut the rows into pieces whose inputs fit; where the budget refuses one, pieces get smaller.
 
-    A piece's reach is the number of rows that it reads at most: its destinations and its edges.
+    Every piece reads from all over the input, so that few large ones read less than many small.
     """
     graph, ledger = dataset.graph, dataset.ledger
     sampler = NeighborSampler(graph, [-1], degrees=True)
     tier = Tier.DEVICE if device.type == "cpu" else Tier.HOST
     free = ledger.free_bytes(tier)
-    reach = max(1, (_PIECE_BYTES if free is None else free // 4) // h.row_bytes)
-    for ids in _windows(rows, reach, ledger):
+    most = _most_entries(_PIECE_BYTES if free is None else free // 4, h)
+    for ids in _windows(rows, most, ledger):
         while len(ids):
             _, degree = graph.rows(ids)
-            count = max(1, int(np.cumsum(degree + 1).searchsorted(reach, side="right")))
+            count = max(1, int(np.cumsum(degree + 1).searchsorted(most, side="right")))
             try:
                 piece = _load(sampler, h, ids[:count], ledger, tier)
             except BudgetError:
                 if count == 1:
                     raise
-                reach = max(1, reach // 2)
+                most = max(1, most // 2)
             else:
                 yield piece
                 ids = ids[count:]  # noqa: PLW2901 - what is left of the window
 
 
-def _windows(rows: NDArray[np.bool_], reach: int, ledger: Ledger) -> Iterator[NDArray[np.int64]]:
-    """Ids whose mask is set, of some candidates at a time."""
+def _most_entries(num_bytes: int, h: FeatureStore) -> int:
+    """Destinations and edges of a piece whose input rows and edges are expected to fit.
+
+    k entries that fall on N rows at random meet N (1 - exp(-k / N)) of them; real graphs, whose
+    edges prefer some nodes, fewer.
+    """
+    share = num_bytes / (max(1, h.row_bytes) * max(1, h.num_rows))
+    met = -math.log1p(-share) * h.num_rows if share < 1 else math.inf
+    return max(1, int(min(met, num_bytes / _ENTRY_BYTES)))
+
+
+def _windows(rows: NDArray[np.bool_], most: int, ledger: Ledger) -> Iterator[NDArray[np.int64]]:
+    """Ids whose mask is set, as many at a time as are worth cutting."""
     free = ledger.free_bytes(Tier.HOST)
     share = _WINDOW if free is None else free // 16 // _WINDOW_BYTES  # the rest is the sampler's
-    size = max(1, min(reach, share, _WINDOW))
+    size = max(1, min(most, share, _WINDOW))
     with ledger.reserve(_WINDOW_BYTES * size, Tier.HOST, "inference"):
+        found: list[NDArray[np.int64]] = []
         for begin in range(0, len(rows), size):
-            yield np.flatnonzero(rows[begin : begin + size]) + begin
+            found.append(np.flatnonzero(rows[begin : begin + size]) + begin)
+            if sum(map(len, found)) >= size or begin + size >= len(rows):
+                yield np.concatenate(found)
+                found = []
 
 
 def _load(
