@@ -50,9 +50,9 @@ if TYPE_CHECKING:
 
 Split = Literal["train", "val", "test"]
 _SPLITS = ("train", "val", "test")
-# HOST bytes of a batch in preparation: of its rows, the sampler's table, then the list and order of
-# those to be read; beside them the sampler's pieces of edges (measured: 25 and 24, 1.5 MiB)
-_ROW_BYTES = 48
+# HOST bytes of a batch in preparation: of a row, the sampler's table, then the list and order of
+# those to be read (30 measured, where all are read); beside them the sampler's pieces of edges
+_ROW_BYTES = 32
 _PIECE_EDGES, _EDGE_BYTES = 1 << 16, 28
 _log = logging.getLogger("gnnx")
 
