@@ -152,10 +152,12 @@ def test_closing_fails_what_is_in_flight_and_leaves_no_thread(dataset, gate):
         time.sleep(0.001)
     closing = threading.Thread(target=dataset.close)
     closing.start()
-    time.sleep(0.05)
+    while any(one._job._error is None for one in pending):
+        time.sleep(0.001)
     gate.open()
     closing.join(60)
     assert not closing.is_alive()
+    assert dataset.io.num_reads == 0  # readers that were about to read did not
     for one in pending:
         with pytest.raises(RunError, match="was closed"):
             one.wait(60)
