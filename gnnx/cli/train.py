@@ -29,10 +29,10 @@ if TYPE_CHECKING:
 
 def train(
     dataset: Annotated[Path, typer.Argument(metavar="DATASET", help="Folder of the dataset.")],
-    model: Annotated[Literal["gcn", "sage"], typer.Option(help="Kind of network.")] = "sage",
+    model: Annotated[Literal["gcn", "sage"], typer.Option(help="Kind of network.")] = "gcn",
     aggr: Annotated[
         Literal["mean", "max"] | None,
-        typer.Option(show_default="mean", help="How sage joins neighbours."),
+        typer.Option(show_default="mean, of sage", help="How sage joins neighbours."),
     ] = None,
     fanouts: Annotated[
         str,
