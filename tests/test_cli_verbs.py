@@ -148,6 +148,14 @@ def test_train_resumes(graph, tmp_path):
     assert resumed["test_accuracy"] == whole["test_accuracy"]
 
 
+@pytest.mark.slow
+def test_train_cora(shared_data, tmp_path):
+    """Defaults reach on Cora what the literature does: a mean of 80 % and more over five seeds."""
+    run("prepare", shared_data / "layouts/ogb-raw-cora", tmp_path / "cora")
+    found = [run("train", tmp_path / "cora", "--seed", seed)["test_accuracy"] for seed in range(5)]
+    assert np.mean(found) >= 0.80
+
+
 def test_train_without_validation_nodes(tmp_path):
     """H08: an empty split is legal; its metric is null."""
     document = run("train", write_graph(tmp_path / "graph", val=0), *TRAIN)
