@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from gnnx.memory import Ledger
     from gnnx.store import Dataset, FeatureStore, GraphStore
 
-_PIECE_BYTES = 512 << 20  # input rows of a piece where the device has no limit; two are alive
+_PIECE_BYTES = 256 << 20  # input rows of a piece where the device has no limit; two are alive
 _ENTRY_BYTES = 64  # an edge in a block, its transpose, and the sampler's scratch
 _WINDOW = 1 << 18  # rows looked at together
 _WINDOW_BYTES = 64  # a row's id and degree, their copies, and twice as many rows at most
