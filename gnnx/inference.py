@@ -216,7 +216,7 @@ def _apply(
     stage: str,
 ) -> _Outputs:
     """Run one layer for the rows of a mask; the next piece is read while one computes."""
-    dtype = next((p.dtype for p in layer.parameters()), torch.float32)
+    dtype = parameter_dtype(layer)
     pieces = _pieces(dataset, h, rows, device)
     ahead = threads.submit(next, pieces, None)
     try:
@@ -239,6 +239,11 @@ def _arrived(ahead: Future[_Piece | None], stage: str) -> _Piece | None:
             f"{stage}: its next rows were not sampled and read within {_TIMEOUT_S:g} s",
             "Check that the disk answers.",
         ) from error
+
+
+def parameter_dtype(module: nn.Module) -> torch.dtype:
+    """Dtype that a module's input is converted to: of its parameters, else float32."""
+    return next((p.dtype for p in module.parameters()), torch.float32)
 
 
 def _pieces(
