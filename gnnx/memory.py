@@ -207,6 +207,9 @@ class Ledger:
         self._lock = threading.Lock()
         self._accounts = {tier: _Account(tier, budget.limit(tier)) for tier in Tier}
         self._slabs: dict[Tier, _Slab] = {}
+        # given back, in whatever thread and inside the collector too, where the lock could be held
+        # already: appending to a deque is atomic and needs none
+        self._released: collections.deque[tuple[int, Tier, str]] = collections.deque()
 
     def empty(
         self,
@@ -326,13 +329,15 @@ class Ledger:
                 slab.trim()
 
     def _collect(self) -> None:
-        """Book the arrays that have died since the last call; the lock is held."""
+        """Book what has been given back since the last call; the lock is held."""
+        while self._released:
+            num_bytes, tier, owner = self._released.popleft()
+            self._accounts[tier].discharge(num_bytes, owner)
         for slab in self._slabs.values():
             slab.collect()
 
     def _release(self, num_bytes: int, tier: Tier, owner: str) -> None:
-        with self._lock:
-            self._accounts[tier].discharge(num_bytes, owner)
+        self._released.append((num_bytes, tier, owner))
 
 
 class Reservation:
@@ -402,8 +407,6 @@ class _Slab:
         self.clean = [(0, len(self.map))]
         self.dirty: list[tuple[int, int]] = []
         self.dirty_bytes = 0
-        # arrays die in whatever thread drops them, inside the collector too, where a lock could
-        # be held already: appending to a deque is atomic and needs none
         self.dead: collections.deque[tuple[int, int, str]] = collections.deque()
 
     def take(self, size: int, align: int) -> int:

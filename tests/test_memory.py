@@ -335,6 +335,25 @@ def test_bytes_return_from_a_cycle_when_it_is_collected():
     assert ledger.held_bytes(Tier.HOST) == 0
 
 
+def test_what_the_collector_drops_waits_for_no_lock():
+    """It runs anywhere, in a thread that holds the ledger's lock too."""
+    ledger = _ledger()
+    array, held = ledger.empty(100, np.uint8, Tier.HOST, "a"), ledger.reserve(9, Tier.HOST, "b")
+    items = [array, held]
+    del array, held
+
+    def drop():
+        with ledger._lock:
+            items.pop().release()
+            items.pop()
+
+    thread = threading.Thread(target=drop, daemon=True)
+    thread.start()
+    thread.join(20)
+    assert not thread.is_alive()
+    assert ledger.held_bytes(Tier.HOST) == 0
+
+
 def test_an_array_outlives_its_ledger():
     array = _ledger().empty(1000, np.int64, Tier.HOST, "test")
     gc.collect()
