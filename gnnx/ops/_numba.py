@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from gnnx import threads
-from gnnx.random import Key, mix, mix_int
+from gnnx.random import GAMMA, Key, mix, mix_int
 from gnnx.threads import inlined, kernel
 
 if TYPE_CHECKING:
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 
 _PIECE = 1 << 16  # elements that make a piece worth a thread's while: some 20 us
 _LINE = 16  # float32 in a cache line
-_GAMMA = 0x9E3779B97F4A7C15  # 2^64 / golden ratio, odd: the step between a row's columns
 _DROPOUT = 0x64726F706F757400  # "dropout": keeps its draws apart from a sampler's under one key
 
 
@@ -255,7 +254,7 @@ def _drop_rows(
     for r in range(begin, end):
         column = mix(state ^ np.uint64(row_id[r]))
         for f in range(x.shape[1]):
-            column += np.uint64(_GAMMA)
+            column += np.uint64(GAMMA)
             kept = (mix(column) >> np.uint64(32)) >= threshold
             out[r, f] = x[r, f] * scale if kept else zero
 
