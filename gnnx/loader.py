@@ -12,7 +12,6 @@ import concurrent.futures
 import contextlib
 import dataclasses
 import functools
-import itertools
 import logging
 import math
 import time
@@ -237,19 +236,8 @@ class Loader:
             del scores
         if shared.seeds:
             self._seeds.keep(ledger)
-        graph.pin(sum(self._topology()) - sum(needs.topology) + shared.topology)
+        graph.pin(shared.topology)
         return FeatureCache(self._source, ids, ledger)
-
-    def _topology(self) -> tuple[int, int]:
-        """Bytes of indptr and indices."""
-        graph = self.dataset.graph
-        return 8 * (graph.num_nodes + 1), graph.num_edges * graph.index_dtype.itemsize
-
-    def _absent_topology(self) -> tuple[int, ...]:
-        """Those of them that the graph does not keep yet."""
-        held, arrays = self._ledger.owners(Tier.HOST).get("topology", 0), self._topology()
-        num_resident = sum(total <= held for total in itertools.accumulate(arrays))
-        return arrays[num_resident:]
 
     def _most_rows(self) -> float:
         """Bound the sources of a batch."""
@@ -263,7 +251,7 @@ class Loader:
             batch=_ROW_BYTES * rows + _EDGE_BYTES * min(edges, _PIECE_EDGES),
             num_batches=max(1, self.prefetch),
             seeds=self._seeds.num_bytes,
-            topology=self._absent_topology(),
+            topology=self.dataset.graph.unpinned,
             num_rows=0 if self.cache is None else num_rows,
             row_bytes=self._source.row_bytes,
         )
