@@ -23,7 +23,7 @@ from gnnx.errors import DataError, RunError, UsageError
 from gnnx.inference import parameter_dtype, stream
 from gnnx.loader import Loader
 from gnnx.memory import Tier, peak_rss_bytes, rss_bytes
-from gnnx.nn import SAGE
+from gnnx.nn import SAGE, needs_degrees
 from gnnx.prepare import synth
 from gnnx.store import open as open_dataset
 
@@ -242,7 +242,7 @@ class Trainer:
             fanouts,
             batch_size,
             seed=seed,
-            degrees=_needs_degrees(model),
+            degrees=needs_degrees(model),
             device=self.device,
         )
         self.optimizer = _make_optimizer(optimizer, model, lr, weight_decay)
@@ -560,17 +560,12 @@ def base_rss_bytes(model: nn.Module | None = None, dataset: Dataset | None = Non
         synth(path, num_nodes=64, num_edges=256, num_features=num_features, num_classes=num_classes)
         with open_dataset(path, memory="16MiB") as toy:
             fanouts = [2] * len(toy_model.layers)
-            degrees = _needs_degrees(toy_model)
-            for batch in Loader(toy, fanouts, 4, degrees=degrees):
+            for batch in Loader(toy, fanouts, 4, degrees=needs_degrees(toy_model)):
                 x = batch.x.to(parameter_dtype(toy_model))
                 toy_model(batch.blocks, x).sum().backward()
             evaluate(toy_model, toy, "test")
     torch.set_rng_state(generator)
     return rss_bytes()
-
-
-def _needs_degrees(model: nn.Module) -> bool:
-    return any(getattr(module, "needs_degrees", False) for module in model.modules())
 
 
 def _make_optimizer(
