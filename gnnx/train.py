@@ -23,7 +23,7 @@ from gnnx.errors import DataError, RunError, UsageError
 from gnnx.inference import parameter_dtype, stream
 from gnnx.loader import Loader
 from gnnx.memory import Tier, peak_rss_bytes, rss_bytes
-from gnnx.nn import SAGE, needs_degrees
+from gnnx.nn import SAGE, Stack, needs_degrees
 from gnnx.prepare import synth
 from gnnx.store import open as open_dataset
 
@@ -536,13 +536,13 @@ def _load(path: Path) -> dict[str, Any]:
 def base_rss_bytes(model: nn.Module | None = None, dataset: Dataset | None = None) -> int:
     """Resident bytes of the process with its kernels compiled and nothing of size held.
 
-    Trains a copy of the model for two steps on a toy graph and evaluates it, so that all code a
-    training runs is loaded. The budget does not count these bytes.
+    Trains a copy of the model, or a small one, for two steps on a toy graph and evaluates it, so
+    that the code a training runs is loaded. The budget does not count these bytes.
 
     Parameters
     ----------
     model
-        The model to be trained; a small one by default.
+        The model to be trained, where it is a `gnnx.nn.Stack`; else a small one serves.
     dataset
         The data set to be trained on: the toy has its width.
 
@@ -553,7 +553,9 @@ def base_rss_bytes(model: nn.Module | None = None, dataset: Dataset | None = Non
     """
     num_features = 8 if dataset is None else dataset.num_features
     num_classes = 2 if dataset is None else min(2, dataset.num_classes)
-    toy_model: Any = SAGE(8, 8, 2, num_layers=2) if model is None else copy.deepcopy(model).cpu()
+    toy_model: Any = SAGE(num_features, 8, 2, num_layers=2)
+    if isinstance(model, Stack):  # a model of the user's own may not be fit for a toy
+        toy_model = copy.deepcopy(model).cpu()
     generator = torch.get_rng_state()
     with tempfile.TemporaryDirectory(prefix="gnnx-") as folder:
         path = Path(folder) / "toy"
