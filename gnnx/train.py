@@ -231,6 +231,12 @@ class Trainer:
                 f"{dataset.path}: the training split is empty",
                 "Prepare the data set with --train or --split.",
             )
+        layers = getattr(model, "layers", None)
+        if layers is not None and len(layers) != len(fanouts):  # a forward with zip would not tell
+            raise UsageError(
+                f"{len(fanouts)} fanouts for a model of {len(layers)} layers",
+                "Give as many fanouts as the model has layers.",
+            )
         self.model, self.dataset = model, dataset
         self.device, self.autocast, self.seed = torch.device(device), autocast, seed
         self.eval_every, self.patience, self.schedule = eval_every, patience, schedule

@@ -313,3 +313,10 @@ def test_a_kill_while_saving_leaves_the_old_checkpoint(folder, tmp_path, monkeyp
         with pytest.raises(KeyboardInterrupt):
             make(dataset, checkpoint=tmp_path).fit(2, resume=True)
     assert (tmp_path / "checkpoint.pt").read_bytes() == before
+
+
+@pytest.mark.parametrize("fanouts", [[5], [5, 5, 5]])
+def test_as_many_fanouts_as_layers(folder, fanouts):
+    """Also for a model whose forward would quietly go on with fewer of either."""
+    with gnnx.open(folder) as dataset, pytest.raises(UsageError, match="for a model of 2 layers"):
+        make(dataset, fanouts=fanouts)
