@@ -25,7 +25,8 @@ _CSR = "Tensor indptr, Tensor indices"
 _TRANSPOSE = "Tensor? t_indptr, Tensor? t_indices, Tensor? t_edge"
 _SCHEMAS = {
     "transpose": f"({_CSR}, SymInt num_src) -> (Tensor, Tensor, Tensor)",
-    "spmm": f"({_CSR}, Tensor x, Tensor? weight, str reduce, {_TRANSPOSE}) -> Tensor",
+    "spmm": f"({_CSR}, Tensor x, Tensor? weight, str reduce, {_TRANSPOSE}, Tensor? edge=None)"
+    " -> Tensor",
     "spmm_extremum": f"({_CSR}, Tensor x, Tensor? weight, str reduce) -> (Tensor, Tensor)",
     "extremum_grad_x": "(Tensor grad, Tensor arg, Tensor indices, Tensor? weight, SymInt num_src)"
     " -> Tensor",
@@ -55,8 +56,13 @@ def _fake_transpose(indptr: Tensor, indices: Tensor, num_src: int) -> tuple[Tens
 transpose = _operator("transpose", _fake_transpose)
 
 
-# spmm, sum and mean: y_d = sum_e w_e x_src(e), so dx is spmm of dy over the transpose and dw_e is
-# dy_dst(e) . x_src(e).
+# spmm: y_d = sum_e w_e x_src(e), for a mean divided by the row's edges. Its gradient dx is spmm of
+# dy over the transpose, and where y_d was divided dy_d is: by the edges of what is a source there,
+# which `reduce="spread"` says. So neither a scaled gradient nor a permuted copy of the weights is
+# made: the transpose reads the weight of its edge e at t_edge[e], as this order does at edge[e] if
+# it is itself a transpose. dw_e is dy_dst(e) . x_src(e).
+
+_DUAL = {"sum": "sum", "mean": "spread", "spread": "mean"}
 
 
 def _fake_spmm(indptr: Tensor, indices: Tensor, x: Tensor, *_: Any) -> Tensor:
@@ -74,20 +80,32 @@ def _keep_spmm(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
 
 
 def _spmm_backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-    indptr, indices, x, weight, *parts = ctx.saved_tensors
+    indptr, indices, x, weight, *parts, edge = ctx.saved_tensors
     grad = grad.contiguous()
-    if ctx.reduce == "mean":
-        wide = torch.promote_types(grad.dtype, torch.float32)
-        grad = grad / indptr.diff().clamp(min=1).to(wide)[:, None]
     dx = dw = None
     if ctx.needs_input_grad[2]:
-        t_indptr, t_indices, edge = _transposed(indptr, indices, ctx.num_src, parts)
-        w = None if weight is None else weight.index_select(0, edge)
-        dx = spmm(t_indptr, t_indices, grad, w, "sum", None, None, None).to(ctx.dtype)
+        t_indptr, t_indices, t_edge = _transposed(indptr, indices, ctx.num_src, parts)
+        args = grad, weight, _DUAL[ctx.reduce], indptr, indices, edge, t_edge
+        dx = spmm(t_indptr, t_indices, *args).to(ctx.dtype)
     if ctx.needs_input_grad[3]:
+        t_indptr, t_indices, _ = parts
         grad = grad.to(torch.promote_types(grad.dtype, weight.dtype))
-        dw = sddmm(indptr, indices, grad, x, *parts).to(weight.dtype)
-    return None, None, dx, dw, None, None, None, None
+        if ctx.reduce == "mean":
+            grad = _divided(grad, indptr)
+        elif ctx.reduce == "spread":
+            x = _divided(x, t_indptr)
+        if edge is None:
+            dw = sddmm(indptr, indices, grad, x, *parts)
+        else:  # the weights are in the order of the transpose
+            dw = sddmm(t_indptr, t_indices, x, grad, indptr, indices, edge)
+        dw = dw.to(weight.dtype)
+    return None, None, dx, dw, None, None, None, None, None
+
+
+def _divided(x: Tensor, indptr: Tensor) -> Tensor:
+    """Rows over their numbers of edges, in at least float32."""
+    wide = torch.promote_types(x.dtype, torch.float32)
+    return x / indptr.diff().clamp(min=1).to(wide)[:, None]
 
 
 spmm.register_autograd(_spmm_backward, setup_context=_keep_spmm)
@@ -167,9 +185,9 @@ def _sddmm_backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
     if ctx.needs_input_grad[2]:
         d_dst = spmm(indptr, indices, x_src, grad, "sum", *parts).to(x_dst.dtype)
     if ctx.needs_input_grad[3]:
-        t_indptr, t_indices, edge = _transposed(indptr, indices, x_src.shape[0], parts)
-        w = grad.index_select(0, edge)
-        d_src = spmm(t_indptr, t_indices, x_dst, w, "sum", None, None, None).to(x_src.dtype)
+        t_indptr, t_indices, t_edge = _transposed(indptr, indices, x_src.shape[0], parts)
+        args = x_dst, grad, "sum", indptr, indices, None, t_edge
+        d_src = spmm(t_indptr, t_indices, *args).to(x_src.dtype)
     return None, None, d_dst, d_src, None, None, None
 
 

@@ -24,11 +24,23 @@ def transpose(indptr: Tensor, indices: Tensor, num_src: int) -> tuple[Tensor, Te
     return t_indptr, _rows(indptr)[order].to(indices.dtype), order.to(indices.dtype)
 
 
-def spmm(
-    indptr: Tensor, indices: Tensor, x: Tensor, weight: Tensor | None, reduce: str, *_: object
+def spmm(  # noqa: PLR0913 - as the operator has them
+    indptr: Tensor,
+    indices: Tensor,
+    x: Tensor,
+    weight: Tensor | None,
+    reduce: str,
+    t_indptr: Tensor | None = None,
+    t_indices: Tensor | None = None,
+    t_edge: Tensor | None = None,
+    edge: Tensor | None = None,
 ) -> Tensor:
-    """Sum or mean over each row's edges."""
+    """Sum over each row's edges; "mean" divides by the row's edges, "spread" by the source's."""
+    if weight is not None and edge is not None:
+        weight = weight.index_select(0, edge)
     messages = _messages(indices, x, weight)
+    if reduce == "spread" and t_indptr is not None:
+        messages /= t_indptr.diff().clamp(min=1).index_select(0, indices)[:, None]
     out = messages.new_zeros(len(indptr) - 1, x.shape[1]).index_add(0, _rows(indptr), messages)
     if reduce == "mean":
         out /= indptr.diff().clamp(min=1)[:, None]
