@@ -32,6 +32,14 @@ _SCHEMAS = {
     " -> Tensor",
     "extremum_grad_weight": "(Tensor grad, Tensor arg, Tensor indices, Tensor x) -> Tensor",
     "sddmm": f"({_CSR}, Tensor x_dst, Tensor x_src, {_TRANSPOSE}) -> Tensor",
+    "sddmm_add": f"({_CSR}, Tensor x_dst, Tensor x_src, {_TRANSPOSE}) -> Tensor",
+    "edge_softmax": "(Tensor indptr, Tensor logits) -> Tensor",
+    "edge_softmax_grad": "(Tensor indptr, Tensor out, Tensor grad) -> Tensor",
+    "attention": f"({_CSR}, Tensor x, Tensor a_dst, Tensor a_src, float slope, bool keep, "
+    f"{_TRANSPOSE}) -> (Tensor, Tensor, Tensor, Tensor)",
+    "attention_grad": f"({_CSR}, Tensor x, Tensor a_dst, Tensor a_src, float slope, Tensor out, "
+    "Tensor lse, Tensor positive, Tensor share, Tensor grad, Tensor t_indptr, Tensor t_indices)"
+    " -> (Tensor, Tensor, Tensor)",
     "dropout": "(Tensor x, Tensor row_id, float p, SymInt[] key) -> Tensor",
 }
 
@@ -192,6 +200,123 @@ def _sddmm_backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
 
 
 sddmm.register_autograd(_sddmm_backward, setup_context=_keep_sddmm)
+
+
+# sddmm_add: z_e = a_dst(e) + b_src(e), so da and db are sums of dz over the edges of either order.
+
+
+def _fake_sddmm_add(
+    indptr: Tensor, indices: Tensor, x_dst: Tensor, x_src: Tensor, *_: Any
+) -> Tensor:
+    return x_dst.new_empty(indices.shape[0], x_dst.shape[1])
+
+
+sddmm_add = _operator("sddmm_add", _fake_sddmm_add)
+
+
+def _keep_sddmm_add(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    indptr, indices, _, x_src, *parts = inputs
+    ctx.num_src = x_src.shape[0]
+    ctx.save_for_backward(indptr, indices, *parts)
+
+
+def _sddmm_add_backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    indptr, indices, *parts = ctx.saved_tensors
+    grad = grad.contiguous()
+    d_dst = d_src = None
+    if ctx.needs_input_grad[2]:
+        edges = torch.arange(indices.shape[0], dtype=indices.dtype, device=indices.device)
+        d_dst = spmm(indptr, edges, grad, None, "sum", None, None, None)
+    if ctx.needs_input_grad[3]:
+        t_indptr, _, t_edge = _transposed(indptr, indices, ctx.num_src, parts)
+        d_src = spmm(t_indptr, t_edge, grad, None, "sum", None, None, None)
+    return None, None, d_dst, d_src, None, None, None
+
+
+sddmm_add.register_autograd(_sddmm_add_backward, setup_context=_keep_sddmm_add)
+
+
+# edge_softmax: y_e = exp(z_e) / sum over the row, so dz_e = y_e (dy_e - sum over the row of y dy).
+
+
+def _fake_edge_softmax(indptr: Tensor, logits: Tensor) -> Tensor:
+    return torch.empty_like(logits)
+
+
+def _fake_edge_softmax_grad(indptr: Tensor, out: Tensor, grad: Tensor) -> Tensor:
+    return torch.empty_like(out)
+
+
+edge_softmax = _operator("edge_softmax", _fake_edge_softmax)
+edge_softmax_grad = _operator("edge_softmax_grad", _fake_edge_softmax_grad)
+
+
+def _keep_edge_softmax(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    ctx.save_for_backward(inputs[0], output)
+
+
+def _edge_softmax_backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    return None, edge_softmax_grad(*ctx.saved_tensors, grad.contiguous())
+
+
+edge_softmax.register_autograd(_edge_softmax_backward, setup_context=_keep_edge_softmax)
+
+
+# attention: weights exp(score - lse) are computed again in the backward pass; what is stored is of
+# the size of the nodes.
+
+
+def _fake_attention(
+    indptr: Tensor,
+    indices: Tensor,
+    x: Tensor,
+    a_dst: Tensor,
+    a_src: Tensor,
+    slope: float,
+    keep: bool,
+    *_: Any,
+) -> tuple[Tensor, ...]:
+    wide = torch.promote_types(x.dtype, torch.float32)
+    num_rows, *head = indptr.shape[0] - 1, *x.shape[1:]
+    kept = num_rows if keep else 0
+    return (
+        x.new_empty(num_rows, *head),
+        x.new_empty(num_rows, head[0], dtype=wide),
+        x.new_empty(kept, *head, dtype=wide),
+        x.new_empty(kept, head[0], dtype=wide),
+    )
+
+
+attention = _operator("attention", _fake_attention)
+
+
+def _fake_attention_grad(
+    indptr: Tensor, indices: Tensor, x: Tensor, a_dst: Tensor, a_src: Tensor, *_: Any
+) -> tuple[Tensor, Tensor, Tensor]:
+    return torch.empty_like(x), torch.empty_like(a_dst), torch.empty_like(a_src)
+
+
+attention_grad = _operator("attention_grad", _fake_attention_grad)
+
+
+def _keep_attention(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    *tensors, ctx.slope, ctx.keep, t_indptr, t_indices, t_edge = inputs
+    ctx.mark_non_differentiable(*output[1:])
+    ctx.save_for_backward(*tensors, *output, t_indptr, t_indices, t_edge)
+
+
+def _attention_backward(ctx: Any, grad: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
+    indptr, indices, x, a_dst, a_src, out, lse, positive, share, *parts = ctx.saved_tensors
+    args = indptr, indices, x, a_dst, a_src, ctx.slope
+    if not ctx.keep:
+        _, _, positive, share = attention(*args, True, *parts)
+    t_indptr, t_indices, _ = _transposed(indptr, indices, x.shape[0], parts)
+    kept = out, lse, positive, share, grad.contiguous()
+    gradients = attention_grad(*args, *kept, t_indptr, t_indices)
+    return None, None, *gradients, None, None, None, None, None
+
+
+attention.register_autograd(_attention_backward, setup_context=_keep_attention)
 
 
 # dropout: y = x m / (1 - p), and so is its gradient, with the same mask.

@@ -9,7 +9,7 @@ A tile is some vectors of one output row, which stay in registers while the row'
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -18,22 +18,16 @@ from numba.core import cgutils
 
 from gnnx import threads
 from gnnx.ops._numba.pages import empty
-from gnnx.ops._numba.vectors import INT64, Gather, Vectors, emitted, readable, stored
-from gnnx.threads import inlined, kernel
+from gnnx.ops._numba.pieces import NO_HUBS, PIECE, cut, grain, hub_slots, is_hub, over_rows
+from gnnx.ops._numba.vectors import AHEAD, INT64, Gather, Vectors, emitted, readable, stored
+from gnnx.threads import kernel
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from numpy.typing import NDArray
     from torch import Tensor
 
-Ids: TypeAlias = "NDArray[np.int64]"
-
-_PIECE = 1 << 16  # elements that make a piece worth a thread's while: some 20 us
-_HUB = 8192  # longer rows are shared among threads: a piece is about 1 ms of gathering
 _TILE = 8  # vectors: two passes of 8 are faster than one of 16
 _LINE = 16  # float32 in a cache line
-_NO_HUBS = np.empty(0, np.int64)
 
 
 def spmm(
@@ -58,23 +52,23 @@ def spmm(
     )
     out = empty(len(indptr) - 1, x.shape[1], dtype=rows.dtype)
     y, mean = stored(out), reduce == "mean"
-    hubs = _run(
-        lambda begin, end, starts, stops, hubs: _sum_rows(
-            begin, end, starts, stops, hubs, *args, mean, y
-        ),
+    ends, slots = indptr.numpy(), hub_slots(indptr)
+    over_rows(
+        lambda begin, end: _sum_rows(begin, end, ends[:-1], ends[1:], slots, *args, mean, y),
         indptr,
         x.shape[1],
     )
+    hubs = slots[slots >= 0]
     if len(hubs):
-        starts, stops, first = _cut(indptr.numpy(), hubs)
+        starts, stops, first = cut(ends, hubs)
         sums = torch.empty(len(starts), x.shape[1], dtype=wide).numpy()
         threads.run(
-            lambda begin, end: _sum_rows(begin, end, starts, stops, _NO_HUBS, *args, False, sums),
+            lambda begin, end: _sum_rows(begin, end, starts, stops, NO_HUBS, *args, False, sums),
             len(starts),
         )
         total = np.add.reduceat(sums, first)
         if mean:
-            total /= np.diff(indptr.numpy())[hubs, None]
+            total /= np.diff(ends)[hubs, None]
         out[torch.from_numpy(hubs)] = torch.from_numpy(total).to(out.dtype)
     return out.to(x.dtype)
 
@@ -97,7 +91,7 @@ def _sum_rows(
     last = stops[end - 1]
     for d in range(begin, end):
         start, stop = starts[d], stops[d]
-        if _is_hub(hubs, d, start, stop):
+        if is_hub(hubs, d, start, stop):
             continue
         divisor = max(stop - start, 1) if mean else 0
         f = 0
@@ -130,7 +124,7 @@ def _sum_tile(
     def emit(context: Any, b: Any, signature: Any, args: Any) -> Any:
         v = Vectors(context, b, x.dtype)
         start, stop, last, f, divisor = args[7:]
-        gather = Gather(v, (x, args[3]), (indices, args[2]), last)
+        gather = Gather(v, (x, args[3]), (indices, args[2]), last, INT64(AHEAD))
         y = b.gep(v.data(out, args[0]), [b.mul(args[1], gather.width)])
         factors = [
             None if kind == types.none else v.data(kind, value)
@@ -189,20 +183,20 @@ def spmm_extremum(
         1 if reduce == "max" else -1
     )
     args = indices.numpy(), stored(rows), w, sign
-    hubs = _run(
-        lambda begin, end, starts, stops, hubs: _extreme_rows(
-            begin, end, starts, stops, hubs, *args, y, at
-        ),
+    ends, slots = indptr.numpy(), hub_slots(indptr)
+    over_rows(
+        lambda begin, end: _extreme_rows(begin, end, ends[:-1], ends[1:], slots, *args, y, at),
         indptr,
         x.shape[1],
     )
+    hubs = slots[slots >= 0]
     if len(hubs):
-        starts, stops, first = _cut(indptr.numpy(), hubs)
+        starts, stops, first = cut(ends, hubs)
         part = torch.empty(len(starts), x.shape[1], dtype=wide).numpy()
         part_at = np.empty(part.shape, at.dtype)
         threads.run(
             lambda begin, end: _extreme_rows(
-                begin, end, starts, stops, _NO_HUBS, *args, part, part_at
+                begin, end, starts, stops, NO_HUBS, *args, part, part_at
             ),
             len(starts),
         )
@@ -231,7 +225,7 @@ def _extreme_rows(
     last = stops[end - 1]
     for d in range(begin, end):
         start, stop = starts[d], stops[d]
-        if _is_hub(hubs, d, start, stop):
+        if is_hub(hubs, d, start, stop):
             continue
         if start == stop:
             for f in range(x.shape[1]):
@@ -267,7 +261,7 @@ def _extreme_tile(
     def emit(context: Any, b: Any, signature: Any, args: Any) -> Any:
         v = Vectors(context, b, x.dtype)
         start, stop, last, f = args[7:]
-        gather = Gather(v, (x, args[4]), (indices, args[3]), last)
+        gather = Gather(v, (x, args[4]), (indices, args[3]), last, INT64(AHEAD))
         at = b.mul(args[2], gather.width)
         y = b.gep(v.data(out, args[0]), [at])
         y_arg = b.gep(v.data(arg, args[1]), [at])
@@ -322,8 +316,11 @@ def extremum_grad_x(
     w = None if weight is None else weight.detach().to(wide.dtype).numpy()
     out = wide.new_zeros(num_src, grad.shape[1])
     args = wide.numpy(), arg.numpy(), indices.numpy(), w, out.numpy()
-    grain = max(_LINE, _PIECE // max(len(grad), 1))
-    threads.run(lambda begin, end: _scatter_columns(begin, end, *args), grad.shape[1], grain=grain)
+    threads.run(
+        lambda begin, end: _scatter_columns(begin, end, *args),
+        grad.shape[1],
+        grain=max(_LINE, PIECE // max(len(grad), 1)),
+    )
     return out.to(grad.dtype)
 
 
@@ -345,8 +342,9 @@ def extremum_grad_weight(grad: Tensor, arg: Tensor, indices: Tensor, x: Tensor) 
     out = wide.new_zeros(len(indices))
     rows = x.detach().to(_wide(x.dtype))
     args = wide.numpy(), arg.numpy(), indices.numpy(), rows.numpy(), out.numpy()
-    grain = _PIECE // max(grad.shape[1], 1) + 1
-    threads.run(lambda begin, end: _dot_winners(begin, end, *args), len(grad), grain=grain)
+    threads.run(
+        lambda begin, end: _dot_winners(begin, end, *args), len(grad), grain=grain(grad.shape[1])
+    )
     return out.to(grad.dtype)
 
 
@@ -365,7 +363,7 @@ def _reciprocals(indptr: Tensor | None, dtype: torch.dtype) -> NDArray[Any]:
         raise ValueError('reduce="spread" divides by degrees of the transpose: it must be given')
     out = torch.empty(len(indptr) - 1, dtype=dtype).numpy()
     args = indptr.numpy(), out
-    threads.run(lambda begin, end: _invert_degrees(begin, end, *args), len(out), grain=_PIECE)
+    threads.run(lambda begin, end: _invert_degrees(begin, end, *args), len(out), grain=PIECE)
     return out
 
 
@@ -378,51 +376,3 @@ def _invert_degrees(begin: Any, end: Any, indptr: Any, out: Any) -> None:
 def _wide(dtype: torch.dtype) -> torch.dtype:
     """Type that sums are kept in."""
     return torch.promote_types(dtype, torch.float32)
-
-
-def _run(task: Callable[..., Any], indptr: Tensor, width: int) -> Ids:
-    """Call ``task(begin, end, starts, stops, hubs)`` over ranges of rows of even rows + edges.
-
-    Returns the rows that the task has left out as hubs.
-    """
-    ends = indptr.numpy()
-    num_rows, num_edges = len(ends) - 1, int(ends[-1] - ends[0])
-    hubs = np.full(num_edges // _HUB + 1, -1)
-
-    def piece(begin: int, end: int) -> None:
-        first, last = first_row(ends, begin), first_row(ends, end)
-        if first < last:
-            task(first, last, ends[:-1], ends[1:], hubs)
-
-    threads.run(piece, num_rows + num_edges, grain=_PIECE // max(width, 1) + 1)
-    return hubs[hubs >= 0]
-
-
-@inlined
-def _is_hub(hubs: Any, d: Any, start: Any, stop: Any) -> Any:
-    """Note a row that is too long, for which there is room if `hubs` has any."""
-    if stop - start <= _HUB or not hubs.shape[0]:
-        return False
-    hubs[start // _HUB] = d  # no other long row starts in the same stretch
-    return True
-
-
-def _cut(indptr: Ids, hubs: Ids) -> tuple[Ids, Ids, Ids]:
-    """Cut long rows into pieces: where each starts and stops, and each row's first piece."""
-    starts = [np.arange(indptr[d], indptr[d + 1], _HUB) for d in hubs]
-    stops = [np.append(row[1:], indptr[d + 1]) for d, row in zip(hubs, starts, strict=True)]
-    first = np.cumsum([0, *map(len, starts[:-1])])
-    return np.concatenate(starts), np.concatenate(stops), first
-
-
-@kernel
-def first_row(indptr: Any, work: Any) -> Any:
-    """First row d with indptr[d] + d >= work: where a piece begins that counts rows + edges."""
-    low, high = 0, indptr.shape[0] - 1
-    while low < high:
-        middle = (low + high) // 2
-        if indptr[middle] + middle < work:
-            low = middle + 1
-        else:
-            high = middle
-    return low

@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 
 from gnnx import threads
+from gnnx.ops._numba.pieces import grain
 from gnnx.random import Key, mix, mix_int
 from gnnx.threads import kernel
 
-_PIECE = 1 << 16  # elements that make a piece worth a thread's while: some 20 us
 _GAMMA = 0x9E3779B97F4A7C15  # 2^64 / golden ratio, odd: the step between a row's columns
 _DROPOUT = 0x64726F706F757400  # "dropout": keeps its draws apart from a sampler's under one key
 
@@ -66,8 +66,7 @@ def dropout(x: Tensor, row_id: Tensor, p: float, key: list[int]) -> Tensor:
     scale = values.dtype.type(1 / (1 - p) if p < 1 else 0)
     state = np.uint64(mix_int(Key(*key).fold() ^ _DROPOUT))
     args = values, row_id.numpy(), np.uint64(round(p * 2**32)), scale, state, out.numpy()
-    grain = _PIECE // max(x.shape[1], 1) + 1
-    threads.run(lambda begin, end: _drop_rows(begin, end, *args), len(x), grain=grain)
+    threads.run(lambda begin, end: _drop_rows(begin, end, *args), len(x), grain=grain(x.shape[1]))
     return out.to(x.dtype)
 
 

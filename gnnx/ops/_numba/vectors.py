@@ -34,6 +34,7 @@ _PREFETCH = ir.FunctionType(ir.VoidType(), [INT8.as_pointer(), INT32, INT32, INT
 AHEAD = 8  # edges between a prefetch and its use: 4 to 8 were best at every width
 
 emitted: Any = numba.extending.intrinsic  # whose type knows nothing of the call's arguments
+_EXP = (1.9875691500e-4, 1.3981999507e-3, 8.3334519073e-3, 4.1665795894e-2, 1.6666665459e-1, 0.5)
 _BITS = {torch.bfloat16: np.uint16, torch.float16: np.int16}
 _ACCUMULATORS = {types.float64: ir.DoubleType()}  # else float32
 _HALF = {"f16c", "fullfp16"}  # conversion of float16 in vectors: x86, ARM
@@ -102,6 +103,43 @@ class Vectors:
         """Compute a * b + c, in one instruction where the machine has it."""
         function = self._function("llvm.fmuladd", c.type, [c.type] * 3, c.type)
         return self.builder.call(function, [a, b, c])
+
+    def maximum(self, value: Any, other: Any) -> Any:
+        """Larger of each pair; `value` where it is not a number."""
+        below = self.builder.fcmp_ordered("<", value, other)
+        return self.builder.select(below, other, value)
+
+    def exp(self, x: Any) -> Any:
+        """Compute e^x, in float32 to 2 units in the last place, below e^-87 to 0.
+
+        x = n log 2 + r with |r| <= log(2) / 2; a polynomial gives e^r (Cephes), and n goes into
+        the exponent. Adding 1.5 * 2^23 leaves n in the low bits of the sum, so that a NaN is
+        never converted to an integer; it comes out as it went in.
+        """
+        lanes = x.type.count
+        if self.bits == 64:
+            return self.builder.call(self._function("llvm.exp", x.type, [x.type], x.type), [x])
+
+        def splat(value: float) -> Any:
+            return self.constant(float(np.float32(value)), lanes)
+
+        b = self.builder
+        floor = splat(-87.0)
+        bounded = b.select(b.fcmp_ordered(">", x, splat(88.0)), splat(88.0), x)
+        bounded = self.maximum(bounded, floor)
+        shift = splat(12582912.0)
+        shifted = self.muladd(bounded, splat(1.44269504088896341), shift)
+        n = b.fsub(shifted, shift)
+        r = self.muladd(n, splat(-0.693359375), bounded)
+        r = self.muladd(n, splat(2.12194440e-4), r)
+        y = splat(_EXP[0])
+        for coefficient in _EXP[1:]:
+            y = self.muladd(y, r, splat(coefficient))
+        y = b.fadd(self.muladd(b.fmul(y, r), r, r), splat(1.0))
+        word = ir.VectorType(INT32, lanes)
+        exponent = b.add(b.bitcast(shifted, word), self.constant(127, lanes, INT32))
+        power = b.bitcast(b.shl(exponent, self.constant(23, lanes, INT32)), x.type)
+        return b.select(b.fcmp_ordered("<", x, floor), splat(0.0), b.fmul(y, power))
 
     def _function(self, name: str, result: Any, arguments: list[Any], over: Any) -> Any:
         """Declare an intrinsic of LLVM, named after the vector type that it is over."""
@@ -261,12 +299,19 @@ class Gather:
         Likewise of the indices.
     last
         Indices before this position may be read ahead of their turn.
+    ahead
+        Edges between a prefetch and its use, an int64.
     """
 
     def __init__(
-        self, vectors: Vectors, x: tuple[Any, Any], indices: tuple[Any, Any], last: Any
+        self,
+        vectors: Vectors,
+        x: tuple[Any, Any],
+        indices: tuple[Any, Any],
+        last: Any,
+        ahead: Any,
     ) -> None:
-        self.vectors, self.dtype = vectors, x[0].dtype
+        self.vectors, self.ahead, self.dtype = vectors, ahead, x[0].dtype
         self.x, self.width = vectors.data(*x), vectors.shape(*x, 1)
         self.indices = vectors.data(*indices)
         self.final = vectors.builder.sub(last, INT64(1))
@@ -282,9 +327,9 @@ class Gather:
         return self.vectors.load(self.vectors.builder.gep(row, [offset]), self.dtype, lanes)
 
     def prefetch(self, k: Any, offsets: list[Any], lanes: int) -> None:
-        """Ask for the same columns of the row of the edge `AHEAD` edges after k."""
+        """Ask for the same columns of the row of the edge `ahead` edges after k."""
         b = self.vectors.builder
-        ahead = b.add(k, INT64(AHEAD))
+        ahead = b.add(k, self.ahead)
         ahead = b.select(b.icmp_signed("<", ahead, self.final), ahead, self.final)
         _, row = self.row(ahead)
         num_bytes = lanes * self.dtype.bitwidth // 8
