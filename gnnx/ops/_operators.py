@@ -2,7 +2,7 @@
 
 They are operators of `torch.library`, so that autograd, `torch.compile` and every device reach
 them alike. `_reference` serves each device for which no faster kernel is registered; a new device
-adds a file of kernels and a line for each to register it.
+adds a file of kernels and a line in `_BACKENDS`.
 
 Shapes: D destinations, S sources, E edges, F feature width. The gradients of spmm and sddmm are
 made of the two, over the transposed order: nothing of size E x F, no atomics.
@@ -44,17 +44,28 @@ _SCHEMAS = {
 }
 
 
+# Not `custom_op`: each kernel it wraps imports torch's compiler when first called, over a second.
+_library: Any = torch.library.Library("gnnx", "DEF")  # type: ignore[no-untyped-call]
+_BACKENDS = {"CPU": _numba}  # by torch's dispatch key; a backend serves the operators it names
+
+
 def _operator(name: str, fake: Callable[..., Any]) -> Any:
-    """Define gnnx::name with the kernel of that name in each backend.
+    """Define gnnx::name with the kernel of that name in each backend that has one.
 
     `fake` gives outputs of the right shapes and dtypes without computing them.
     """
-    op = torch.library.custom_op(
-        f"gnnx::{name}", getattr(_reference, name), mutates_args=(), schema=_SCHEMAS[name]
-    )
-    op.register_kernel("cpu")(getattr(_numba, name))
-    op.register_fake(fake)
-    return op
+    _library.define(name + _SCHEMAS[name], tags=torch.Tag.pt2_compliant_tag)
+    _library.impl(name, getattr(_reference, name), "CompositeExplicitAutograd")
+    for key, backend in _BACKENDS.items():
+        if hasattr(backend, name):
+            _library.impl(name, getattr(backend, name), key)
+    torch.library.register_fake(f"gnnx::{name}", fake, lib=_library)
+    return getattr(torch.ops.gnnx, name).default
+
+
+def _differentiable(name: str, backward: Callable[..., Any], keep: Callable[..., Any]) -> None:
+    """Give gnnx::name a gradient; `keep` saves in the forward pass what `backward` needs."""
+    torch.library.register_autograd(f"gnnx::{name}", backward, setup_context=keep, lib=_library)
 
 
 def _fake_transpose(indptr: Tensor, indices: Tensor, num_src: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -116,7 +127,7 @@ def _divided(x: Tensor, indptr: Tensor) -> Tensor:
     return x / indptr.diff().clamp(min=1).to(wide)[:, None]
 
 
-spmm.register_autograd(_spmm_backward, setup_context=_keep_spmm)
+_differentiable("spmm", _spmm_backward, _keep_spmm)
 
 
 # spmm, max and min: y_d = w_e x_src(e) of the one edge e = arg_d, column by column.
@@ -168,7 +179,7 @@ def _extremum_backward(ctx: Any, grad: Tensor, _: Any) -> tuple[Tensor | None, .
     return None, None, dx, dw, None
 
 
-spmm_extremum.register_autograd(_extremum_backward, setup_context=_keep_extremum)
+_differentiable("spmm_extremum", _extremum_backward, _keep_extremum)
 
 
 # sddmm: s_e = a_dst(e) . b_src(e), so da is spmm of b weighted by ds, and db the same, transposed.
@@ -199,7 +210,7 @@ def _sddmm_backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
     return None, None, d_dst, d_src, None, None, None
 
 
-sddmm.register_autograd(_sddmm_backward, setup_context=_keep_sddmm)
+_differentiable("sddmm", _sddmm_backward, _keep_sddmm)
 
 
 # sddmm_add: z_e = a_dst(e) + b_src(e), so da and db are sums of dz over the edges of either order.
@@ -233,7 +244,7 @@ def _sddmm_add_backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
     return None, None, d_dst, d_src, None, None, None
 
 
-sddmm_add.register_autograd(_sddmm_add_backward, setup_context=_keep_sddmm_add)
+_differentiable("sddmm_add", _sddmm_add_backward, _keep_sddmm_add)
 
 
 # edge_softmax: y_e = exp(z_e) / sum over the row, so dz_e = y_e (dy_e - sum over the row of y dy).
@@ -259,7 +270,7 @@ def _edge_softmax_backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
     return None, edge_softmax_grad(*ctx.saved_tensors, grad.contiguous())
 
 
-edge_softmax.register_autograd(_edge_softmax_backward, setup_context=_keep_edge_softmax)
+_differentiable("edge_softmax", _edge_softmax_backward, _keep_edge_softmax)
 
 
 # attention: weights exp(score - lse) are computed again in the backward pass; what is stored is of
@@ -316,7 +327,7 @@ def _attention_backward(ctx: Any, grad: Tensor, *_: Any) -> tuple[Tensor | None,
     return None, None, *gradients, None, None, None, None, None
 
 
-attention.register_autograd(_attention_backward, setup_context=_keep_attention)
+_differentiable("attention", _attention_backward, _keep_attention)
 
 
 # dropout: y = x m / (1 - p), and so is its gradient, with the same mask.
@@ -339,7 +350,7 @@ def _dropout_backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
     return dropout(grad.contiguous(), row_id, ctx.p, ctx.key), None, None, None
 
 
-dropout.register_autograd(_dropout_backward, setup_context=_keep_dropout)
+_differentiable("dropout", _dropout_backward, _keep_dropout)
 
 
 def _transposed(
