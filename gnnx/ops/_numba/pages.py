@@ -25,9 +25,11 @@ def empty(*shape: int, dtype: torch.dtype) -> Tensor:
     if torch.Size(shape).numel() * dtype.itemsize < _SMALLEST:
         return torch.empty(shape, dtype=dtype)
     try:
-        return _results().tensor(shape, dtype, Tier.DEVICE, "results")
+        held = _results().tensor(shape, dtype, Tier.DEVICE, "results")
     except BudgetError:  # so much is held that keeping more would be a burden
         return torch.empty(shape, dtype=dtype)
+    # not a view: autograd lets nobody change a view that an operator returns
+    return torch.empty(0, dtype=dtype).set_(held.untyped_storage(), 0, shape, held.stride())
 
 
 @functools.cache
