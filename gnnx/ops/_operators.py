@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from gnnx.ops import _numba, _reference
+from gnnx.ops import _cuda, _numba, _reference
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -78,6 +78,7 @@ def _fake_spmm(indptr: Tensor, indices: Tensor, x: Tensor, *_: Any) -> Tensor:
 
 
 spmm = _operator("spmm", _fake_spmm)
+spmm.register_kernel("cuda")(_cuda.spmm)
 
 
 def _keep_spmm(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
