@@ -1,13 +1,13 @@
 // Instances of spmm.cuh for one type of values, one of indices, one vector width.
 #include "spmm.cuh"
 
-#define SPMM                                                                                   \
-    const INDEX *indices, const INDEX *edge, const Wide<VALUE>*weight, const Wide<VALUE>*scale, \
+#define SPMM                                                                                     \
+    const INDEX *indices, const INDEX *edge, const Wide<VALUE>*weight, const Wide<VALUE>*scale,  \
         const VALUE *x, VALUE *y, int width, int mean
-#define SPMM_ROWS(lanes)                                                                          \
-    KERNEL(spmm_rows_##lanes, const Int64* indptr, Int64 num_rows, Int64 limit, SPMM) {           \
-        const Edges<VALUE, INDEX> edges = {indices, edge, weight, scale};                         \
-        sum_rows<VALUE, INDEX, VECTOR, lanes>(indptr, num_rows, limit, edges, x, y, width, mean); \
+#define SPMM_ROWS(lanes)                                                                         \
+    KERNEL(spmm_rows_##lanes, const Int64* indptr, Int64 num_rows, Int64 limit, SPMM) {          \
+        const Messages<VALUE, INDEX> terms = {indices, edge, weight, scale, x};                  \
+        sum_rows<VECTOR, lanes>(indptr, num_rows, limit, terms, y, width, mean);                 \
     }
 
 SPMM_ROWS(4)
@@ -16,8 +16,8 @@ SPMM_ROWS(16)
 SPMM_ROWS(32)
 
 KERNEL(spmm_hubs, const Int64* hubs, const Int64* indptr, SPMM) {
-    const Edges<VALUE, INDEX> edges = {indices, edge, weight, scale};
-    sum_hubs<VALUE, INDEX, VECTOR>(hubs, indptr, edges, x, y, width, mean);
+    const Messages<VALUE, INDEX> terms = {indices, edge, weight, scale, x};
+    sum_hubs<VECTOR>(hubs, indptr, terms, y, width, mean);
 }
 #undef SPMM
 #undef SPMM_ROWS

@@ -10,63 +10,66 @@
 #pragma once
 #include "values.cuh"
 
+// What comes over the edges of a CSR: w_e x_src(e).
 template <class T, class I>
-struct Edges {
+struct Messages {
+    typedef T Value;
     const I* indices;
     const I* edge;          // where an edge's weight is; its own place if null
     const Wide<T>* weight;  // 1 if null
     const Wide<T>* scale;   // a factor for each source; 1 if null
-};
+    const T* x;
 
-// Adds w_e x_src(e) over edges [begin, end) at V columns from `column`.
-//
-// The group reads G ids in one coalesced load and hands them round by shuffles; four rows of x are
-// in flight at once. Lanes beyond the width take part in the shuffles alone.
-template <class T, class I, int V, int G>
-__device__ __forceinline__ void add_edges(const Edges<T, I>& edges, const T* x, Int64 begin,
-                                          Int64 end, int column, int width, Wide<T> (&sum)[V]) {
-    typedef Wide<T> W;
-    const unsigned mask = group_mask<G>();
-    const int lane = threadIdx.x;
-    const bool plain = !edges.weight && !edges.scale, inside = column < width;
-    for (Int64 base = begin; base < end; base += G) {
-        I id = 0;
-        W factor = 1;
-        if (base + lane < end) {
-            const Int64 e = base + lane;
-            id = __ldg(edges.indices + e);
-            if (edges.weight) factor = __ldg(edges.weight + (edges.edge ? Int64(edges.edge[e]) : e));
-            if (edges.scale) factor *= __ldg(edges.scale + id);
-        }
-        const int count = end - base < G ? int(end - base) : G;
-        int j = 0;
-        for (; j + 4 <= count; j += 4) {
-            W row[4][V], w[4];
-#pragma unroll
-            for (int u = 0; u < 4; ++u) {
-                const Int64 source = __shfl_sync(mask, id, j + u, G);
-                w[u] = plain ? W(1) : __shfl_sync(mask, factor, j + u, G);
-                if (inside) load<T, V>(x + source * width + column, row[u]);
+    // Adds those of edges [begin, end) at V columns from `column`.
+    //
+    // The group reads G ids in one coalesced load and hands them round by shuffles; four rows of x
+    // are in flight at once. Lanes beyond the width take part in the shuffles alone.
+    template <int V, int G>
+    __device__ __forceinline__ void add(Int64 begin, Int64 end, int column, int width,
+                                        Wide<T> (&sum)[V]) const {
+        typedef Wide<T> W;
+        const unsigned mask = group_mask<G>();
+        const int lane = int(threadIdx.x);
+        const bool plain = !weight && !scale, inside = column < width;
+        for (Int64 base = begin; base < end; base += G) {
+            I id = 0;
+            W factor = 1;
+            if (base + lane < end) {
+                const Int64 e = base + lane;
+                id = __ldg(indices + e);
+                if (weight) factor = __ldg(weight + (edge ? Int64(__ldg(edge + e)) : e));
+                if (scale) factor *= __ldg(scale + id);
             }
-            if (inside) {
+            const int count = end - base < G ? int(end - base) : G;
+            int j = 0;
+            for (; j + 4 <= count; j += 4) {
+                W row[4][V], w[4];
 #pragma unroll
-                for (int u = 0; u < 4; ++u)
+                for (int u = 0; u < 4; ++u) {
+                    const Int64 source = __shfl_sync(mask, id, j + u, G);
+                    w[u] = plain ? W(1) : __shfl_sync(mask, factor, j + u, G);
+                    if (inside) load<T, V>(x + source * width + column, row[u]);
+                }
+                if (inside) {
 #pragma unroll
-                    for (int k = 0; k < V; ++k) sum[k] += w[u] * row[u][k];
+                    for (int u = 0; u < 4; ++u)
+#pragma unroll
+                        for (int k = 0; k < V; ++k) sum[k] += w[u] * row[u][k];
+                }
             }
-        }
-        for (; j < count; ++j) {
-            const Int64 source = __shfl_sync(mask, id, j, G);
-            const W w = plain ? W(1) : __shfl_sync(mask, factor, j, G);
-            if (inside) {
-                W row[V];
-                load<T, V>(x + source * width + column, row);
+            for (; j < count; ++j) {
+                const Int64 source = __shfl_sync(mask, id, j, G);
+                const W w = plain ? W(1) : __shfl_sync(mask, factor, j, G);
+                if (inside) {
+                    W row[V];
+                    load<T, V>(x + source * width + column, row);
 #pragma unroll
-                for (int k = 0; k < V; ++k) sum[k] += w * row[k];
+                    for (int k = 0; k < V; ++k) sum[k] += w * row[k];
+                }
             }
         }
     }
-}
+};
 
 template <class T, int V>
 __device__ __forceinline__ void finish_row(T* y, Wide<T> (&sum)[V], Int64 degree, int mean) {
@@ -78,29 +81,30 @@ __device__ __forceinline__ void finish_row(T* y, Wide<T> (&sum)[V], Int64 degree
 }
 
 // block (G, groups); grid (rows / groups, width / (G V)). Rows of `limit` edges and more are left.
-template <class T, class I, int V, int G>
+template <int V, int G, class Terms>
 __device__ __forceinline__ void sum_rows(const Int64* indptr, Int64 num_rows, Int64 limit,
-                                          const Edges<T, I>& edges, const T* x, T* y, int width,
-                                          int mean) {
+                                         const Terms& terms, typename Terms::Value* y, int width,
+                                         int mean) {
+    typedef typename Terms::Value T;
     const Int64 row = Int64(blockIdx.x) * blockDim.y + threadIdx.y;
     if (row >= num_rows) return;
     const Int64 begin = indptr[row], end = indptr[row + 1];
     if (end - begin >= limit) return;
-    const int column = (blockIdx.y * G + threadIdx.x) * V;
+    const int column = int(blockIdx.y * G + threadIdx.x) * V;
     Wide<T> sum[V] = {};
-    add_edges<T, I, V, G>(edges, x, begin, end, column, width, sum);
+    terms.template add<V, G>(begin, end, column, width, sum);
     if (column < width) finish_row<T, V>(y + row * width + column, sum, end - begin, mean);
 }
 
 // block (32, warps), warps a power of two; grid (any, width / (32 V)); shared 32 V warps sums.
 //
 // Warps take strips of 32 edges in turn; their sums are added up in a tree.
-template <class T, class I, int V>
-__device__ __forceinline__ void sum_hubs(const Int64* hubs, const Int64* indptr,
-                                          const Edges<T, I>& edges, const T* x, T* y, int width,
-                                          int mean) {
+template <int V, class Terms>
+__device__ __forceinline__ void sum_hubs(const Int64* hubs, const Int64* indptr, const Terms& terms,
+                                         typename Terms::Value* y, int width, int mean) {
+    typedef typename Terms::Value T;
     DYNAMIC_SHARED(Wide<T>, sums);
-    const int num_warps = blockDim.y, column = (blockIdx.y * 32 + threadIdx.x) * V;
+    const int num_warps = int(blockDim.y), column = int(blockIdx.y * 32 + threadIdx.x) * V;
     Wide<T>* const own = sums + threadIdx.y * 32 * V + threadIdx.x;
     const Int64 count = hubs[0];
     for (Int64 h = blockIdx.x; h < count; h += gridDim.x) {
@@ -108,7 +112,7 @@ __device__ __forceinline__ void sum_hubs(const Int64* hubs, const Int64* indptr,
         Wide<T> sum[V] = {};
         for (Int64 strip = begin + 32 * threadIdx.y; strip < end; strip += 32 * num_warps) {
             const Int64 stop = strip + 32 < end ? strip + 32 : end;
-            add_edges<T, I, V, 32>(edges, x, strip, stop, column, width, sum);
+            terms.template add<V, 32>(strip, stop, column, width, sum);
         }
 #pragma unroll
         for (int k = 0; k < V; ++k) own[k * 32] = sum[k];

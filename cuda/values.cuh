@@ -61,6 +61,8 @@ __device__ __forceinline__ void narrow(Bfloat16& to, float x) {
     to.bits = static_cast<unsigned short>(x == x ? (bits + 0x7fff + (bits >> 16 & 1)) >> 16 : 0x7fff);
 }
 
+__device__ __forceinline__ float minus_infinity() { return __uint_as_float(0xff800000u); }
+
 // As many bytes as one instruction moves.
 template <int BYTES>
 struct PacketOf;
@@ -107,6 +109,31 @@ __device__ __forceinline__ void store(T* to, const Wide<T> (&from)[V]) {
 #pragma unroll
     for (int k = 0; k < V; ++k) narrow(written.values[k], from[k]);
     *reinterpret_cast<Packet*>(to) = written.packet;
+}
+
+// The same for integers, in as many loads as they need.
+template <class I, int V>
+__device__ __forceinline__ void load_integers(const I* from, I (&to)[V]) {
+    constexpr int STEP = V * sizeof(I) > 16 ? 16 / sizeof(I) : V;
+#pragma unroll
+    for (int first = 0; first < V; first += STEP) {
+        Vector<I, STEP> read;
+        read.packet = __ldg(reinterpret_cast<const decltype(read.packet)*>(from + first));
+#pragma unroll
+        for (int k = 0; k < STEP; ++k) to[first + k] = read.values[k];
+    }
+}
+
+template <class I, int V>
+__device__ __forceinline__ void store_integers(I* to, const I (&from)[V]) {
+    constexpr int STEP = V * sizeof(I) > 16 ? 16 / sizeof(I) : V;
+#pragma unroll
+    for (int first = 0; first < V; first += STEP) {
+        Vector<I, STEP> written;
+#pragma unroll
+        for (int k = 0; k < STEP; ++k) written.values[k] = from[first + k];
+        *reinterpret_cast<decltype(written.packet)*>(to + first) = written.packet;
+    }
 }
 
 // The lanes of a warp that share a row: G of them, side by side, G a power of two. A block is

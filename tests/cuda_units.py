@@ -23,6 +23,8 @@ _TYPES = [  # every type, every vector width, both widths of indices; not all of
 def instances(source):
     """Sets of macros to compile a source with, by the macros that it names."""
     text = (SOURCES / f"{source}.cu").read_text()
+    if "PACKET" in text:
+        return [(f"PACKET={size}",) for size in (1, 2, 4, 8, 16)]
     rows = [dict(zip(("VALUE", "INDEX", "VECTOR"), types, strict=True)) for types in _TYPES]
     named = [
         tuple(f"{name}={value}" for name, value in row.items() if name in text) for row in rows

@@ -79,72 +79,160 @@ def test_argument_of_another_width_is_named(faulty):
         faulty("store_beyond", np.int64(0))
 
 
-# Our own kernels with a line changed: file, what stood there, what stands there now.
+def planted_graph():
+    """Rows short, long and empty, for several groups of lanes and several hubs to a block."""
+    degrees = [5, 0, 256, 1, 300, 0, 700, 3, 2, 9, 257, 200]
+    indices = np.random.default_rng(0).integers(0, 9, sum(degrees))
+    return torch.tensor([0, *np.cumsum(degrees)]), torch.from_numpy(indices)
+
+
+def values(*shape):
+    return torch.from_numpy(np.random.default_rng(shape).integers(-3, 4, shape).astype(np.float64))
+
+
+def hubs_are_right():
+    indptr = torch.from_numpy(np.random.default_rng(0).integers(0, 300, 3000)).cumsum(0)
+    hubs = _cuda._hubs(indptr, int(indptr[-1]))
+    long = np.flatnonzero(np.diff(indptr.numpy()) >= _cuda._HUB)
+    return np.array_equal(hubs[: hubs[0] + 1], [len(long), *long])
+
+
+def spmm_is_right(reduce="sum"):
+    indptr, indices = planted_graph()
+    for width in (12, 40):
+        x, weight = values(9, width), values(len(indices))
+        if reduce == "sum":
+            got = [_cuda.spmm(indptr, indices, x, weight, reduce)]
+        else:
+            got = _cuda.spmm_extremum(indptr, indices, x, weight, reduce)
+        wanted = oracles.spmm(indptr.numpy(), indices.numpy(), x.numpy(), weight.numpy(), reduce)
+        if not all(np.array_equal(a, b) for a, b in zip(got, wanted, strict=False)):
+            return False
+    return True
+
+
+def softmax_is_right():
+    indptr, indices = planted_graph()
+    scores, grad = values(len(indices), 3), values(len(indices), 3)
+    p = _cuda.edge_softmax(indptr, scores)
+    got = p, _cuda.edge_softmax_grad(indptr, p, grad)
+    wanted = oracles.edge_softmax(indptr.numpy(), scores.numpy())
+    gradient = oracles.edge_softmax_gradient(indptr.numpy(), wanted, grad.numpy())
+    return all(np.allclose(a, b, atol=1e-12) for a, b in zip(got, (wanted, gradient), strict=True))
+
+
+def sddmm_is_right():
+    indptr, indices = planted_graph()
+    a, b = values(12, 20), values(9, 20)
+    rows = np.repeat(np.arange(12), np.diff(indptr))
+    wanted = (a[rows] * b[indices]).sum(1)
+    return torch.equal(_cuda.sddmm(indptr, indices, a, b), wanted)
+
+
+# Our own kernels with a line changed: what then goes wrong, the file, what stood and stands there.
 PLANTED = {
     "no barrier before the tree": (
+        spmm_is_right,
         "spmm.cuh",
         "own[k * 32] = sum[k];\n        __syncthreads();",
         "own[k * 32] = sum[k];",
     ),
     "no barrier in the tree": (
+        spmm_is_right,
         "spmm.cuh",
         "            }\n            __syncthreads();",
         "            }",
     ),
     "no barrier between counts": (
+        hubs_are_right,
         "rows.cuh",
         "rows[1 + at] = row;\n        __syncthreads();",
         "rows[1 + at] = row;",
     ),
+    "no barrier between hubs": (
+        softmax_is_right,
+        "edge_softmax.cuh",
+        "whole);\n        __syncthreads();",
+        "whole);",
+    ),
+    "no barrier between hubs, backward": (
+        softmax_is_right,
+        "edge_softmax.cuh",
+        "at, sum);\n        __syncthreads();",
+        "at, sum);",
+    ),
     "mask of another group": (
+        spmm_is_right,
         "values.cuh",
         "<< (threadIdx.y * G % 32)",
         "<< ((threadIdx.y + 1) * G % 32)",
     ),
-    "rows left out": ("spmm.cuh", "end - begin >= limit", "end - begin >= limit - 60"),
-    "last edges left out": ("spmm.cuh", "for (; j < count; ++j)", "for (; j + 1 < count; ++j)"),
+    "mask of half a group": (
+        sddmm_is_right,
+        "values.cuh",
+        "((1u << (G % 32)) - 1u)",
+        "((1u << (G / 2)) - 1u)",
+    ),
+    "rows left out": (
+        spmm_is_right,
+        "spmm.cuh",
+        "end - begin >= limit",
+        "end - begin >= limit - 60",
+    ),
+    "last edges left out": (
+        spmm_is_right,
+        "spmm.cuh",
+        "for (; j < count; ++j)",
+        "for (; j + 1 < count; ++j)",
+    ),
+    "last of equals": (
+        lambda: spmm_is_right("max"),
+        "spmm_extremum.cuh",
+        "!(value <= standing)",
+        "!(value < standing)",
+    ),
+    "any of equals between warps": (
+        lambda: spmm_is_right("min"),
+        "spmm_extremum.cuh",
+        "later ? beats(other, own) : !beats(own, other)",
+        "later ? beats(other, own) : beats(other, own)",
+    ),
 }
 
 
-def spmm_is_right(emulator, monkeypatch):
-    """Rows short, long and empty, in groups of 4 and of 32 lanes, several hubs to a block."""
-    monkeypatch.setattr(_cuda, "_launch", emulator.launch)
+@pytest.fixture
+def emulate(cache, monkeypatch):
+    """Let the operators launch on an emulator; a block takes all hubs, one after another."""
+
+    def emulate(**options):
+        monkeypatch.setattr(_cuda, "_launch", Emulator(cache, **options).launch)
+
     monkeypatch.setattr(_cuda, "_MAX_HUB_BLOCKS", 1)
-    degrees = [5, 0, 256, 1, 300, 0, 700, 3, 2, 9, 257, 200]
-    indptr = torch.tensor([0, *np.cumsum(degrees)])
-    indices = torch.from_numpy(np.random.default_rng(0).integers(0, 9, sum(degrees)))
-    many = torch.from_numpy(np.random.default_rng(0).integers(0, 300, 3000)).cumsum(0)
-    hubs = _cuda._hubs(many, int(many[-1]))
-    long = np.flatnonzero(np.diff(many.numpy()) >= _cuda._HUB)
-    if not np.array_equal(hubs[: hubs[0] + 1], [len(long), *long]):
-        return False
-    for width in (12, 40):
-        x = torch.from_numpy(np.random.default_rng(width).standard_normal((9, width)))
-        out = _cuda.spmm(indptr, indices, x, None, "sum")
-        wanted, _ = oracles.spmm(indptr.numpy(), indices.numpy(), x.numpy())
-        if not np.allclose(out, wanted, rtol=1e-12, atol=1e-12):
-            return False
-    return True
+    return emulate
 
 
-def test_unchanged_kernels_are_right(cache, monkeypatch):
-    for seed in (0, 1, 2):
-        assert spmm_is_right(Emulator(cache, seed=seed), monkeypatch)
+def test_unchanged_kernels_are_right(emulate):
+    for seed in (0, 1):
+        emulate(seed=seed)
+        for is_right in {right for right, *_ in PLANTED.values()}:
+            assert is_right()
 
 
 @pytest.mark.parametrize("fault", PLANTED)
-def test_planted_fault_is_caught(fault, cache, tmp_path, monkeypatch):
-    name, old, new = PLANTED[fault]
+def test_planted_fault_is_caught(fault, emulate, tmp_path):
+    is_right, name, old, new = PLANTED[fault]
     text = (SOURCES / name).read_text()
     assert text.count(old) == 1, "the line to change is not there: change the test with the kernel"
     sources = sources_with(tmp_path / "cuda", (name, text.replace(old, new)))
-    caught = False
-    for seed in range(5):
-        try:
-            caught |= not spmm_is_right(Emulator(cache, sources=sources, seed=seed), monkeypatch)
-        except EmulatorError:
-            caught = True
-    assert caught
+    assert not all(_is_right_under(is_right, emulate, sources, seed) for seed in range(5))
+
+
+def _is_right_under(is_right, emulate, sources, seed):
+    emulate(sources=sources, seed=seed)
+    try:
+        return is_right()
+    except EmulatorError:
+        return False
 
 
 def sanitized(*arguments, **variables):

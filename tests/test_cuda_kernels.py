@@ -16,7 +16,7 @@ from emulator import Emulator
 from gnnx import ops
 from gnnx.ops import _cuda, _operators
 
-REDUCES = ["sum", "mean"]
+REDUCES = ["sum", "mean", "max", "min"]
 WIDTHS = [1, 7, 16, 33, 64, 100, 128, 256, 513]
 TYPES = {
     torch.float32: 2e-6,
@@ -40,16 +40,11 @@ def device(request, monkeypatch, pytestconfig):
         sanitize=bool(os.environ.get("EMULATOR_SANITIZE")),
     )
     monkeypatch.setattr(_cuda, "_launch", emulator.launch)
-    for op in (_operators.spmm,):
-        monkeypatch.setitem(op._backend_fns, "cpu", op._backend_fns["cuda"])
+    for name in ("spmm", "spmm_extremum", "extremum_grad_x", "extremum_grad_weight", "sddmm"):
+        kernels = getattr(_operators, name)._backend_fns
+        monkeypatch.setitem(kernels, "cpu", kernels["cuda"])
     yield torch.device("cpu")
     assert emulator.launched, "no kernel was launched: the test has shown nothing"
-
-
-def graph(seed, num_dst, num_src, num_edges, device, dtype=torch.int32):
-    indptr, indices = oracles.random_csr(seed, num_dst, num_src, num_edges)
-    csr = torch.from_numpy(indptr), torch.from_numpy(indices).to(dtype)
-    return csr, tuple(part.to(device) for part in csr)
 
 
 def close(got, wanted, scale, dtype):
@@ -59,41 +54,52 @@ def close(got, wanted, scale, dtype):
     return np.all(error <= TYPES[dtype] * (scale + tiny))
 
 
-def check_spmm(csr, on_device, x, weight, reduce, device):
-    """Values and gradients; x and weight are of the type under test, on the CPU."""
+def check_spmm(csr, x, weight, reduce, device):
+    """Values and gradients, of x and weight of the type under test, on the CPU."""
     indptr, indices = (part.numpy() for part in csr)
-    wide = x.detach().double().numpy()
-    w = None if weight is None else weight.double().numpy()
+    on_device = tuple(part.to(device) for part in csr)
     grad = torch.randn(len(indptr) - 1, x.shape[1]).to(x.dtype)
-    x_d = x.to(device).requires_grad_()
-    w_d = None if weight is None else weight.to(device).requires_grad_()
+    x_d, w_d = (
+        None if t is None else t.to(device, copy=True).requires_grad_() for t in (x, weight)
+    )
     out = ops.spmm(*on_device, x_d, w_d, reduce=reduce)
-    out.backward(grad.to(device))
-    wanted, _ = oracles.spmm(indptr, indices, wide, w, reduce)
-    magnitude = None if w is None else abs(w)
-    scale, _ = oracles.spmm(indptr, indices, abs(wide), magnitude, reduce)
     assert out.dtype == x.dtype
-    assert close(out, wanted, scale, x.dtype)
-    wide_grad = grad.double().numpy()
-    dx, _ = oracles.spmm_gradients(indptr, indices, wide, w, reduce, wide_grad)
-    scale, _ = oracles.spmm_gradients(indptr, indices, abs(wide), magnitude, reduce, abs(wide_grad))
-    assert close(x_d.grad, dx, 3 * scale, x.dtype)
+    out.backward(grad.to(device))
+
+    x, grad = x.double().numpy(), grad.double().numpy()
+    w, size = (
+        (None, None) if weight is None else (weight.double().numpy(), abs(weight.double().numpy()))
+    )
+    bound = "sum" if reduce == "sum" else "mean"
+    scale, _ = oracles.spmm(indptr, indices, abs(x), size, bound)
+    if reduce in {"max", "min"}:
+        scale *= np.diff(indptr)[:, None]
+    assert close(out, oracles.spmm(indptr, indices, x, w, reduce)[0], scale, out.dtype)
+    dx, dw = oracles.spmm_gradients(indptr, indices, x, w, reduce, grad)
+    dx_scale, dw_scale = oracles.spmm_gradients(indptr, indices, abs(x), size, "sum", abs(grad))
+    assert close(x_d.grad, dx, 2 * dx_scale, out.dtype)
+    if weight is not None:
+        assert close(w_d.grad, dw, 2 * dw_scale, out.dtype)
+
+
+def graph(seed, num_dst, num_src, num_edges, dtype=torch.int32):
+    indptr, indices = oracles.random_csr(seed, num_dst, num_src, num_edges)
+    return torch.from_numpy(indptr), torch.from_numpy(indices).to(dtype)
 
 
 @pytest.mark.parametrize("reduce", REDUCES)
 @pytest.mark.parametrize("width", WIDTHS)
 def test_spmm_widths(width, reduce, device):
-    csr, on_device = graph(width, 30, 20, 150, device)
-    check_spmm(csr, on_device, torch.randn(20, width), None, reduce, device)
+    csr = graph(width, 30, 20, 150 if width < 100 else 60)
+    check_spmm(csr, torch.randn(20, width), None, reduce, device)
 
 
+@pytest.mark.parametrize("reduce", ["mean", "max"])
 @pytest.mark.parametrize("dtype", TYPES)
 @pytest.mark.parametrize("index_dtype", [torch.int32, torch.int64])
-def test_spmm_types(dtype, index_dtype, device):
-    csr, on_device = graph(1, 30, 20, 200, device, index_dtype)
-    check_spmm(
-        csr, on_device, torch.randn(20, 24).to(dtype), torch.rand(200).to(dtype), "mean", device
-    )
+def test_spmm_types(dtype, index_dtype, reduce, device):
+    csr = graph(1, 30, 20, 200, index_dtype)
+    check_spmm(csr, torch.randn(20, 24).to(dtype), torch.rand(200).to(dtype), reduce, device)
 
 
 @drawn
@@ -105,20 +111,128 @@ def test_spmm_types(dtype, index_dtype, device):
     width=st.integers(1, 40),
     weighted=st.booleans(),
     reduce=st.sampled_from(REDUCES),
+    distinct=st.booleans(),
 )
-def test_spmm_drawn(device, seed, num_dst, num_src, num_edges, width, weighted, reduce):
-    csr, on_device = graph(seed, num_dst, num_src, num_edges, device)
+def test_spmm_drawn(device, seed, num_dst, num_src, num_edges, width, weighted, reduce, distinct):
+    csr = graph(seed, num_dst, num_src, num_edges)
     weight = torch.randn(len(csr[1])) if weighted else None
-    check_spmm(csr, on_device, torch.randn(num_src, width), weight, reduce, device)
+    x = torch.randn(num_src, width)
+    check_spmm(csr, x if distinct else x.round(), weight, reduce, device)
+
+
+def hubs(dtype=torch.int32):
+    """Rows around the length at which a block takes over, empty ones and short ones between."""
+    degrees = [0, 255, 256, 3, 257, 0, 700, 1]
+    indices = torch.randint(0, 9, (sum(degrees),), dtype=dtype)
+    return torch.tensor([0, *np.cumsum(degrees)]), indices
 
 
 @pytest.mark.parametrize("reduce", REDUCES)
 @pytest.mark.parametrize("width", [3, 40])
 def test_spmm_hubs(width, reduce, device):
-    """Rows around the length at which a block takes over, empty ones and short ones between."""
-    degrees = [0, 255, 256, 3, 257, 0, 1200, 1]
+    csr = hubs()
+    x = torch.randn(9, width).round()  # few kinds of values: the first of many equals is asked for
+    check_spmm(csr, x, torch.randn(len(csr[1])).round(), reduce, device)
+
+
+@pytest.mark.parametrize("reduce", ["max", "min"])
+def test_extremum_of_nan_and_infinity(reduce, device):
+    """A NaN wins over all, in short rows and in long ones; the first one's edge is kept."""
+    degrees = [3, 600, 2, 300]
+    indices = torch.ones(sum(degrees), dtype=torch.int32)
+    indices[1], indices[100], indices[400] = 0, 0, 0
+    indices[603], indices[604] = 2, 3
+    x = torch.tensor([float("nan"), 1.0, float("inf"), -float("inf")])[:, None].to(device)
     indptr = torch.tensor([0, *np.cumsum(degrees)])
-    indices = torch.randint(0, 9, (sum(degrees),), dtype=torch.int32)
-    csr = indptr, indices
-    on_device = tuple(part.to(device) for part in csr)
-    check_spmm(csr, on_device, torch.randn(9, width), torch.randn(len(indices)), reduce, device)
+    out, arg = _cuda.spmm_extremum(indptr.to(device), indices.to(device), x, None, reduce)
+    assert out[:2].isnan().all()
+    assert out[2:].flatten().tolist() == [float("inf") if reduce == "max" else -float("inf"), 1.0]
+    assert arg.flatten().tolist() == [1, 100, 603 if reduce == "max" else 604, 605]
+
+
+@pytest.mark.parametrize("name", ["_rows", "hubs"])
+def test_bits_are_repeatable(name, device):
+    csr = graph(5, 200, 100, 3000) if name == "_rows" else hubs()
+    indptr, indices = (part.to(device) for part in csr)
+    x = torch.randn(100, 33, device=device)
+    first, again = (ops.spmm(indptr, indices, x) for _ in range(2))
+    assert torch.equal(first, again)
+
+
+def test_hubs_are_found_once_a_graph(device, monkeypatch):
+    launched = []
+    launch = _cuda._launch
+
+    def counted(where, unit, kernel, *rest):
+        launched.append(kernel)
+        launch(where, unit, kernel, *rest)
+
+    monkeypatch.setattr(_cuda, "_launch", counted)
+    indptr, indices = (part.to(device) for part in hubs())
+    for _ in range(3):
+        ops.spmm(indptr, indices, torch.randn(9, 4, device=device))
+    assert launched.count("rows_by_length") == 1
+    indptr += 0  # written to: they may be others now
+    ops.spmm(indptr, indices, torch.randn(9, 4, device=device))
+    assert launched.count("rows_by_length") == 2
+    num_kept = len(_cuda._hub_lists)
+    del indptr
+    assert len(_cuda._hub_lists) < num_kept
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize("width", [1, 7, 32, 100, 264])
+def test_sddmm(width, dtype, device):
+    for csr in (graph(2, 12, 9, 80, torch.int64), hubs()):
+        indptr, indices = csr
+        a, b = (torch.randn(n, width).to(dtype) for n in (len(indptr) - 1, 9))
+        on_device = [part.to(device) for part in (indptr, indices, a, b)]
+        out = ops.sddmm(*on_device)
+        rows = np.repeat(np.arange(len(a)), np.diff(indptr))
+        terms = a.double().numpy()[rows] * b.double().numpy()[indices]
+        assert out.dtype == dtype
+        assert close(out, terms.sum(1), abs(terms).sum(1), dtype)
+
+
+@pytest.mark.parametrize("heads", [1, 3, 8, 33])
+@pytest.mark.parametrize("dtype", TYPES)
+def test_edge_softmax(heads, dtype, device):
+    for indptr, indices in (graph(3, 12, 9, 80), hubs()):
+        scores = (10 * torch.randn(len(indices), heads)).to(dtype)
+        grad = torch.randn(len(indices), heads).to(dtype)
+        p = _cuda.edge_softmax(indptr.to(device), scores.to(device)).cpu()
+        wanted = oracles.edge_softmax(indptr.numpy(), scores.double().numpy())
+        assert close(p, wanted, 8 * wanted + 1e-6, dtype)
+
+        got = _cuda.edge_softmax_grad(indptr.to(device), p.to(device), grad.to(device))
+        p, grad = p.double().numpy(), grad.double().numpy()
+        wanted = oracles.edge_softmax_gradient(indptr.numpy(), p, grad)
+        assert close(got, wanted, 4 * p * (abs(grad) + 4) + 1e-6, dtype)
+
+
+def test_edge_softmax_of_infinities(device):
+    """Scores of -inf have no share, wherever they stand; a row of nothing else has no softmax."""
+    inf = float("inf")
+    row = torch.tensor([-inf, 0.0, -inf, 0.0] + [-inf] * 40)
+    scores = torch.cat([row, row.flip(0), torch.full((2,), -inf), torch.full((400,), -inf), row])
+    indptr = torch.tensor([0, 44, 88, 90, 534])
+    p = _cuda.edge_softmax(indptr.to(device), scores[:, None].to(device)).flatten().cpu()
+    assert torch.equal(p[:88], torch.exp(scores[:88]) / 2)
+    assert p[88:90].isnan().all()
+    assert torch.equal(p[490:], torch.exp(scores[490:]) / 2)
+
+
+@pytest.mark.parametrize("width", [1, 3, 8, 33, 128])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.uint8])
+def test_gather_of_two_tiers(width, dtype, device):
+    rng = np.random.default_rng(width)
+    table = torch.from_numpy(rng.integers(0, 100, (50, width))).to(dtype)
+    cached = torch.from_numpy(rng.permutation(50)[:20])
+    slot = torch.full((50,), -1, dtype=torch.int32)
+    slot[cached] = torch.arange(20, dtype=torch.int32)
+    ids = torch.from_numpy(rng.integers(0, 50, 300))
+    host = table.clone()
+    host[cached] = 0  # what is cached is read from there alone
+    host = host.pin_memory() if device.type == "cuda" else host
+    got = _cuda.gather(ids.to(device), slot.to(device), table[cached].to(device), host)
+    assert torch.equal(got.cpu(), table[ids])

@@ -49,45 +49,198 @@ class Unit(NamedTuple):
 
 
 def spmm(
-    indptr: Tensor, indices: Tensor, x: Tensor, weight: Tensor | None, reduce: str, *_: object
+    indptr: Tensor,
+    indices: Tensor,
+    x: Tensor,
+    weight: Tensor | None,
+    reduce: str,
+    t_indptr: Tensor | None = None,
+    _t_indices: Tensor | None = None,
+    _t_edge: Tensor | None = None,
+    edge: Tensor | None = None,
 ) -> Tensor:
-    """Sum or mean over each row's edges."""
+    """Sum over each row's edges; "mean" divides by the row's edges, "spread" by the source's.
+
+    The weight of edge e is weight[edge[e]], which is how the transposed order reads them.
+    """
     out = x.new_empty(len(indptr) - 1, x.shape[1])
     if not out.numel():
         return out
-    vector = _vector(x.shape[1], x, out)
-    width, mean = np.int32(x.shape[1]), np.int32(reduce == "mean")
-    args = indices, None, _factor(weight, x), None, x, out, width, mean
-    unit = _unit("spmm", x, indices, vector)
-    _over_rows(unit, indptr, indices, args, x.shape[1], vector, _wide(x.dtype).itemsize)
+    scale = None
+    if reduce == "spread" and t_indptr is not None:
+        scale = t_indptr.diff().clamp(min=1).to(_wide(x.dtype)).reciprocal()
+    width, vector = x.shape[1], _vector(x.shape[1], x, out)
+    factors = _factor(weight, x), scale
+    args = indices, edge, *factors, x, out, np.int32(width), np.int32(reduce == "mean")
+    unit, shape = _unit("spmm", x, indices, vector), _shape(width, vector)
+    hub_bytes = vector * _wide(x.dtype).itemsize
+    _over_rows(unit, "spmm", shape, indptr, len(indices), args, hub_bytes)
+    return out
+
+
+def spmm_extremum(
+    indptr: Tensor, indices: Tensor, x: Tensor, weight: Tensor | None, reduce: str
+) -> tuple[Tensor, Tensor]:
+    """Max or min over each row's edges, and the position of the first edge that has it."""
+    out = x.new_empty(len(indptr) - 1, x.shape[1])
+    arg = indices.new_empty(out.shape)
+    if not out.numel():
+        return out, arg
+    width, vector = x.shape[1], _vector(x.shape[1], x, out)
+    sign = 1.0 if reduce == "max" else -1.0  # min x = -max -x, exactly
+    signed = np.float64(sign) if x.dtype == torch.float64 else np.float32(sign)
+    args = indices, _factor(weight, x), signed, x, out, arg, np.int32(width)
+    unit, shape = _unit("spmm_extremum", x, indices, vector), _shape(width, vector)
+    hub_bytes = vector * (_wide(x.dtype).itemsize + arg.element_size())
+    _over_rows(unit, "spmm_extremum", shape, indptr, len(indices), args, hub_bytes)
+    return out, arg
+
+
+def extremum_grad_x(
+    grad: Tensor, arg: Tensor, indices: Tensor, weight: Tensor | None, num_src: int
+) -> Tensor:
+    """Hand each gradient to the one source it came from: a sum over the edges of each source."""
+    out = grad.new_zeros(num_src, grad.shape[1])
+    if not out.numel() or not grad.numel():
+        return out
+    width, vector = grad.shape[1], _vector(grad.shape[1], grad, arg, out)
+    unit, shape = _unit("spmm_extremum", grad, indices, vector), _shape(width, vector)
+    t_indptr, edge = _by_source(indices, num_src)
+    row_of = _rows_of_winners(unit, arg, len(indices))
+    args = edge, row_of, arg, _factor(weight, grad), grad, out, np.int32(width)
+    hub_bytes = vector * _wide(grad.dtype).itemsize
+    _over_rows(unit, "winnings", shape, t_indptr, len(indices), args, hub_bytes)
+    return out
+
+
+def extremum_grad_weight(grad: Tensor, arg: Tensor, indices: Tensor, x: Tensor) -> Tensor:
+    """Sum over the columns that an edge won: gradient times feature, (E,)."""
+    out = grad.new_zeros(len(indices))
+    if not out.numel() or not grad.numel():
+        return out
+    x = x.to(grad.dtype)
+    vector = _vector(grad.shape[1], grad, arg, x)
+    unit = _unit("spmm_extremum", grad, indices, vector)
+    row_of = _rows_of_winners(unit, arg, len(indices))
+    sizes = np.int64(len(indices)), np.int32(grad.shape[1])
+    lanes = 8  # of an edge, which has but the columns that it won to read
+    grid = -(-len(indices) * lanes // _THREADS), 1
+    args = row_of, arg, indices, grad, x, out, *sizes
+    _call(unit, "winners_dot", grid, (lanes, _THREADS // lanes), args)
+    return out
+
+
+def _rows_of_winners(unit: Unit, arg: Tensor, num_edges: int) -> Tensor:
+    """Row of every edge that won a column, (E,); -1 for the others."""
+    row_of = arg.new_full((num_edges,), -1)
+    grid = -(-arg.numel() // _THREADS), 1
+    args = arg, row_of, np.int64(len(arg)), np.int32(arg.shape[1])
+    _call(unit, "winners", grid, (_THREADS, 1), args)
+    return row_of
+
+
+def _by_source(indices: Tensor, num_src: int) -> tuple[Tensor, Tensor]:
+    """List the positions of each source's edges, ascending, as (indptr, positions)."""
+    ordered, edge = torch.sort(indices, stable=True)
+    sources = torch.arange(num_src, dtype=indices.dtype, device=indices.device)
+    starts = torch.searchsorted(ordered, sources)
+    end = starts.new_full((1,), len(indices))
+    return torch.cat([starts, end]), edge.to(indices.dtype)
+
+
+def sddmm(indptr: Tensor, indices: Tensor, x_dst: Tensor, x_src: Tensor, *_: object) -> Tensor:
+    """Dot product of the two ends' rows on every edge."""
+    dtype = torch.promote_types(x_dst.dtype, x_src.dtype)
+    x_dst, x_src = x_dst.to(dtype), x_src.to(dtype)
+    out = x_dst.new_empty(len(indices))
+    if not out.numel():
+        return out
+    width = x_dst.shape[1]
+    vector = _vector(width, x_dst, x_src)
+    lanes, _ = _shape(width, vector)
+    args = indices, x_dst, x_src, out, np.int32(width)
+    unit = _unit("sddmm", x_dst, indices, vector)
+    _over_rows(unit, "sddmm", (lanes, 1), indptr, len(indices), args)
+    return out
+
+
+def edge_softmax(indptr: Tensor, scores: Tensor) -> Tensor:
+    """Softmax of (E, H) scores over each row's edges, head by head."""
+    return _softmax("edge_softmax", 2, indptr, scores)
+
+
+def edge_softmax_grad(indptr: Tensor, p: Tensor, grad: Tensor) -> Tensor:
+    """Gradient of the scores, from their softmax p and its gradient, all (E, H)."""
+    return _softmax("edge_softmax_grad", 1, indptr, p, grad)
+
+
+def _softmax(stem: str, num_kept: int, indptr: Tensor, *values: Tensor) -> Tensor:
+    out = torch.empty_like(values[0])
+    if not out.numel():
+        return out
+    num_edges, heads = out.shape
+    head_lanes = min(1 << (heads - 1).bit_length(), 32)
+    args = *values, out, np.int32(heads), np.int32(head_lanes)
+    unit = Unit("edge_softmax", (f"VALUE={_VALUES[out.dtype]}",))
+    hub_bytes = num_kept * _wide(out.dtype).itemsize
+    _over_rows(unit, stem, (32, -(-heads // head_lanes)), indptr, num_edges, args, hub_bytes)
+    return out
+
+
+def gather(ids: Tensor, slot: Tensor, cache: Tensor, host: Tensor) -> Tensor:
+    """Row ids[r] of a table of two tiers: cache[slot[id]], or host[id] where the slot is below 0.
+
+    `ids` (R,) int64, `slot` (N,) int32 and `cache` are on the device; `host` is pinned and read in
+    place. The result is (R, F), on the device.
+    """
+    out = cache.new_empty(len(ids), *cache.shape[1:])
+    if not out.numel():
+        return out
+    row_bytes = out[0].numel() * out.element_size()
+    packet = _PACKET
+    while row_bytes % packet or any(t.data_ptr() % packet for t in (cache, host, out)):
+        packet //= 2
+    packets = row_bytes // packet
+    lanes = min(1 << (packets - 1).bit_length(), 32)
+    groups = _THREADS // lanes
+    args = ids, slot, cache, host, out, np.int64(len(ids)), np.int32(packets)
+    unit = Unit("gather", (f"PACKET={packet}",))
+    _call(unit, "gather_rows", (-(-len(ids) // groups), 1), (lanes, groups), args)
     return out
 
 
 def _over_rows(
     unit: Unit,
+    stem: str,
+    shape: tuple[int, int],
     indptr: Tensor,
-    indices: Tensor,
+    num_edges: int,
     args: tuple[Any, ...],
-    width: int,
-    vector: int,
-    result_bytes: int,
+    hub_bytes: int = 0,
 ) -> None:
     """Launch a unit's kernel for short rows and, where a row may be long, the one for hubs.
 
-    A hub's threads leave a result of `result_bytes` for each of `vector` columns in shared memory.
+    `shape` is how many lanes take a row and how many times over they do; a thread of a hub's block
+    keeps `hub_bytes` in shared memory.
     """
+    lanes, tiles = shape
+    groups, num_rows = _THREADS // lanes, len(indptr) - 1
+    hubs = _hubs(indptr, num_edges)
+    limit = np.iinfo(np.int64).max if hubs is None else _HUB
+    short = indptr, np.int64(num_rows), np.int64(limit), *args
+    grid = -(-num_rows // groups), tiles
+    _call(unit, f"{stem}_rows_{lanes}", grid, (lanes, groups), short)
+    if hubs is not None:
+        grid = min(len(hubs) - 1, _MAX_HUB_BLOCKS), tiles
+        block = 32, _THREADS // 32
+        _call(unit, f"{stem}_hubs", grid, block, (hubs, indptr, *args), _THREADS * hub_bytes)
+
+
+def _shape(width: int, vector: int) -> tuple[int, int]:
+    """Lanes that a row's columns keep busy, and how many times they go over it."""
     columns = -(-width // vector)
     lanes = min(max(4, 1 << (columns - 1).bit_length()), 32)
-    groups, num_rows = _THREADS // lanes, len(indptr) - 1
-    hubs = _hubs(indptr, len(indices))
-    limit = np.iinfo(np.int64).max if hubs is None else _HUB
-    grid = -(-num_rows // groups), -(-columns // lanes)
-    short = (indptr, np.int64(num_rows), np.int64(limit), *args)
-    _call(unit, f"{unit.name}_rows_{lanes}", grid, (lanes, groups), short)
-    if hubs is not None:
-        grid = min(len(hubs) - 1, _MAX_HUB_BLOCKS), -(-columns // 32)
-        block, long = (32, _THREADS // 32), (hubs, indptr, *args)
-        _call(unit, f"{unit.name}_hubs", grid, block, long, _THREADS * vector * result_bytes)
+    return lanes, -(-columns // lanes)
 
 
 _hub_lists: Any = WeakIdKeyDictionary()

@@ -131,6 +131,7 @@ def _fake_spmm_extremum(
 
 
 spmm_extremum = _operator("spmm_extremum", _fake_spmm_extremum)
+spmm_extremum.register_kernel("cuda")(_cuda.spmm_extremum)
 
 
 def _fake_extremum_grad_x(
@@ -140,6 +141,7 @@ def _fake_extremum_grad_x(
 
 
 extremum_grad_x = _operator("extremum_grad_x", _fake_extremum_grad_x)
+extremum_grad_x.register_kernel("cuda")(_cuda.extremum_grad_x)
 
 
 def _fake_extremum_grad_weight(grad: Tensor, arg: Tensor, indices: Tensor, x: Tensor) -> Tensor:
@@ -147,6 +149,7 @@ def _fake_extremum_grad_weight(grad: Tensor, arg: Tensor, indices: Tensor, x: Te
 
 
 extremum_grad_weight = _operator("extremum_grad_weight", _fake_extremum_grad_weight)
+extremum_grad_weight.register_kernel("cuda")(_cuda.extremum_grad_weight)
 
 
 def _keep_extremum(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
@@ -181,6 +184,7 @@ def _fake_sddmm(indptr: Tensor, indices: Tensor, x_dst: Tensor, x_src: Tensor, *
 
 
 sddmm = _operator("sddmm", _fake_sddmm)
+sddmm.register_kernel("cuda")(_cuda.sddmm)
 
 
 def _keep_sddmm(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:

@@ -50,29 +50,30 @@ class Emulator:
 
     def _library(self, unit):
         if unit not in self._libraries:
-            runtime = self._built("emulator", [HERE / "emulator.cpp"], [])
+            runtime = self._built("emulator", HERE / "emulator.cpp", [])
             defines = [f"-D{define}" for define in unit.defines]
             flags = ["-DGNNX_EMULATOR", f"-I{HERE}", f"-I{self.sources}", *defines]
             source = self.sources / f"{unit.name}.cu"
-            self._libraries[unit] = self._built(unit.name, [source], [*flags, str(runtime._name)])
+            library = self._built(str(unit), source, [*flags, str(runtime)])
+            self._libraries[unit] = ctypes.CDLL(str(library))  # units share names of kernels
         return self._libraries[unit]
 
-    def _built(self, name, sources, flags):
-        """Load what was compiled from the same files with the same flags, or compile it."""
-        command = ["g++", *self.flags, "-x", "c++", *map(str, sources), "-x", "none", *flags]
-        digest = hashlib.sha256(repr(command).encode())
+    def _built(self, name, source, flags):
+        """Find what was compiled from files of the same content, or compile it."""
+        digest = hashlib.sha256(repr((name, self.flags)).encode())
         for path in sorted([*self.sources.iterdir(), *HERE.glob("emulator.*")]):
             digest.update(path.read_bytes())
-        out = self.cache / f"{name}-{digest.hexdigest()[:24]}.so"
+        out = self.cache / f"{source.stem}-{digest.hexdigest()[:24]}.so"
         if not out.exists():
             self.cache.mkdir(parents=True, exist_ok=True)
             partial = out.with_suffix(f".{os.getpid()}")
+            command = ["g++", *self.flags, "-x", "c++", str(source), "-x", "none", *flags]
             command += ["-o", str(partial)]
             done = subprocess.run(command, capture_output=True, text=True, check=False)
             if done.returncode:
                 raise RuntimeError(f"{' '.join(command)}\n{done.stderr}")
             partial.rename(out)
-        return ctypes.CDLL(str(out))  # its names are its own: units share them
+        return out
 
 
 def _check_arguments(kernel, signature, args):

@@ -161,6 +161,9 @@ inline unsigned __ballot_sync(unsigned mask, int vote) {
     return unsigned(emulator::exchange<std::uint64_t>(mask, vote != 0, 0, emulator::ballot));
 }
 
+using std::exp;
+using std::log;
+
 template <class T>
 T __ldg(const T* p) {
     return *p;
