@@ -175,9 +175,20 @@ def test_hubs_are_found_once_a_graph(device, monkeypatch):
     indptr += 0  # written to: they may be others now
     ops.spmm(indptr, indices, torch.randn(9, 4, device=device))
     assert launched.count("rows_by_length") == 2
-    num_kept = len(_cuda._hub_lists)
+    num_kept = len(_cuda._derived)
     del indptr
-    assert len(_cuda._hub_lists) < num_kept
+    assert len(_cuda._derived) < num_kept
+
+
+def test_edges_are_sorted_by_source_once_a_graph(device, monkeypatch):
+    sorts = []
+    sort = torch.sort
+    monkeypatch.setattr(torch, "sort", lambda *args, **kw: sorts.append(1) or sort(*args, **kw))
+    indptr, indices = (part.to(device) for part in graph(7, 30, 20, 150))
+    for _ in range(3):
+        x = torch.randn(20, 4, device=device, requires_grad=True)
+        ops.spmm(indptr, indices, x, reduce="max").sum().backward()
+    assert len(sorts) == 1
 
 
 @pytest.mark.parametrize("dtype", TYPES)

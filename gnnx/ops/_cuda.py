@@ -16,7 +16,7 @@ import hashlib
 import os
 import tempfile
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -24,6 +24,11 @@ from torch import Tensor
 from torch.utils.weak import WeakIdKeyDictionary
 
 from gnnx.errors import ResourceError, RunError, UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+T = TypeVar("T")
 
 _HUB = 256  # edges from which a row is a block's work; not yet tuned on a device
 _THREADS = 256  # of a block
@@ -122,10 +127,10 @@ def extremum_grad_weight(grad: Tensor, arg: Tensor, indices: Tensor, x: Tensor) 
     vector = _vector(grad.shape[1], grad, arg, x)
     unit = _unit("spmm_extremum", grad, indices, vector)
     row_of = _rows_of_winners(unit, arg, len(indices))
-    sizes = np.int64(len(indices)), np.int32(grad.shape[1])
     lanes = 8  # of an edge, which has but the columns that it won to read
     grid = -(-len(indices) * lanes // _THREADS), 1
-    args = row_of, arg, indices, grad, x, out, *sizes
+    tensors = row_of, arg, indices, grad, x, out
+    args = (*tensors, np.int64(len(indices)), np.int32(grad.shape[1]))
     _call(unit, "winners_dot", grid, (lanes, _THREADS // lanes), args)
     return out
 
@@ -141,11 +146,15 @@ def _rows_of_winners(unit: Unit, arg: Tensor, num_edges: int) -> Tensor:
 
 def _by_source(indices: Tensor, num_src: int) -> tuple[Tensor, Tensor]:
     """List the positions of each source's edges, ascending, as (indptr, positions)."""
-    ordered, edge = torch.sort(indices, stable=True)
-    sources = torch.arange(num_src, dtype=indices.dtype, device=indices.device)
-    starts = torch.searchsorted(ordered, sources)
-    end = starts.new_full((1,), len(indices))
-    return torch.cat([starts, end]), edge.to(indices.dtype)
+
+    def make() -> tuple[Tensor, Tensor]:
+        ordered, edge = torch.sort(indices, stable=True)
+        sources = torch.arange(num_src, dtype=indices.dtype, device=indices.device)
+        starts = torch.searchsorted(ordered, sources)
+        end = starts.new_full((1,), len(indices))
+        return torch.cat([starts, end]), edge.to(indices.dtype)
+
+    return _once(indices, f"by {num_src} sources", make)
 
 
 def sddmm(indptr: Tensor, indices: Tensor, x_dst: Tensor, x_src: Tensor, *_: object) -> Tensor:
@@ -157,7 +166,7 @@ def sddmm(indptr: Tensor, indices: Tensor, x_dst: Tensor, x_src: Tensor, *_: obj
         return out
     width = x_dst.shape[1]
     vector = _vector(width, x_dst, x_src)
-    lanes, _ = _shape(width, vector)
+    lanes = _shape(width, vector)[0]
     args = indices, x_dst, x_src, out, np.int32(width)
     unit = _unit("sddmm", x_dst, indices, vector)
     _over_rows(unit, "sddmm", (lanes, 1), indptr, len(indices), args)
@@ -243,32 +252,35 @@ def _shape(width: int, vector: int) -> tuple[int, int]:
     return lanes, -(-columns // lanes)
 
 
-_hub_lists: Any = WeakIdKeyDictionary()
-
-
 def _hubs(indptr: Tensor, num_edges: int) -> Tensor | None:
-    """List the rows of `_HUB` edges and more, after their count; None where there can be none.
-
-    Made once a graph: kept as long as its `indptr` lives, for the stream that made it.
-    """
+    """List the rows of `_HUB` edges and more, after their count; None where there can be none."""
     if num_edges < _HUB:
         return None
-    version = 0 if indptr.is_inference() else indptr._version  # noqa: SLF001
-    state = version, _stream(indptr.device)
-    kept: tuple[Any, Tensor] | None = _hub_lists.get(indptr)
-    if kept is not None and kept[0] == state:
-        return kept[1]
-    hubs = indptr.new_empty(1 + num_edges // _HUB)
-    args = (
-        indptr,
-        np.int64(len(indptr) - 1),
-        np.int64(_HUB),
-        np.int64(np.iinfo(np.int64).max),
-        hubs,
-    )
-    _call(Unit("rows"), "rows_by_length", (1, 1), (32, 32), args, 32 * 8)
-    _hub_lists[indptr] = state, hubs
-    return hubs
+
+    def make() -> Tensor:
+        hubs = indptr.new_empty(1 + num_edges // _HUB)
+        bounds = np.int64(_HUB), np.int64(np.iinfo(np.int64).max)
+        args = (indptr, np.int64(len(indptr) - 1), *bounds, hubs)
+        _call(Unit("rows"), "rows_by_length", (1, 1), (32, 32), args, 32 * 8)
+        return hubs
+
+    return _once(indptr, "hubs", make)
+
+
+_derived: Any = WeakIdKeyDictionary()
+
+
+def _once(tensor: Tensor, name: str, make: Callable[[], T]) -> T:
+    """What `make` derives from a tensor, made once for its values and the stream in hand.
+
+    Kept as long as the tensor lives, which makes it once a graph.
+    """
+    version = 0 if tensor.is_inference() else tensor._version  # noqa: SLF001
+    state = version, _stream(tensor.device)
+    kept: dict[str, tuple[Any, T]] = _derived.setdefault(tensor, {})
+    if name not in kept or kept[name][0] != state:
+        kept[name] = state, make()
+    return kept[name][1]
 
 
 def _unit(name: str, x: Tensor, indices: Tensor, vector: int) -> Unit:
