@@ -2,6 +2,7 @@
 //
 //   K1, K1s  sum_rows  a group of 32, 16, 8 or 4 lanes a row, as many as its width keeps busy
 //   K2       sum_hubs  a block a row, for the rows that K1 leaves out
+//   K3       sum_strips, sum_parts  for the longest: a block a strip of edges, then its parts
 //   K5       the same over the transposed order, whose edge e is edge[e] in the order of the weights
 //
 // Sums have one order, whatever the launch: no atomics. Bytes moved, n rows, m edges, F width,
@@ -96,38 +97,100 @@ __device__ __forceinline__ void sum_rows(const Int64* indptr, Int64 num_rows, In
     if (column < width) finish_row<T, V>(y + row * width + column, sum, end - begin, mean);
 }
 
-// block (32, warps), warps a power of two; grid (any, width / (32 V)); shared 32 V warps sums.
-//
-// Warps take strips of 32 edges in turn; their sums are added up in a tree.
+// Adds up the messages of edges [begin, end) over a block (32, warps), warps a power of two: warps
+// take 32 edges in turn, a tree in shared memory (32 V warps values) adds up theirs. The result is
+// the first warp's.
+template <int V, class Terms>
+__device__ __forceinline__ void sum_in_block(const Terms& terms, Int64 begin, Int64 end, int column,
+                                             int width, Wide<typename Terms::Value> (&sum)[V]) {
+    typedef Wide<typename Terms::Value> W;
+    DYNAMIC_SHARED(W, sums);
+    const int num_warps = int(blockDim.y);
+    W* const own = sums + threadIdx.y * 32 * V + threadIdx.x;
+    for (Int64 first = begin + 32 * threadIdx.y; first < end; first += 32 * num_warps) {
+        const Int64 stop = first + 32 < end ? first + 32 : end;
+        terms.template add<V, 32>(first, stop, column, width, sum);
+    }
+#pragma unroll
+    for (int k = 0; k < V; ++k) own[k * 32] = sum[k];
+    __syncthreads();
+    for (int half = num_warps / 2; half; half /= 2) {
+        if (int(threadIdx.y) < half) {
+#pragma unroll
+            for (int k = 0; k < V; ++k) own[k * 32] += own[(half * V + k) * 32];
+        }
+        __syncthreads();
+    }
+    if (threadIdx.y == 0) {  // reads its own place: the others may go on to other edges
+#pragma unroll
+        for (int k = 0; k < V; ++k) sum[k] = own[k * 32];
+    }
+}
+
+// block (32, warps); grid (any, width / (32 V)). hubs[0] rows follow.
 template <int V, class Terms>
 __device__ __forceinline__ void sum_hubs(const Int64* hubs, const Int64* indptr, const Terms& terms,
                                          typename Terms::Value* y, int width, int mean) {
     typedef typename Terms::Value T;
-    DYNAMIC_SHARED(Wide<T>, sums);
-    const int num_warps = int(blockDim.y), column = int(blockIdx.y * 32 + threadIdx.x) * V;
-    Wide<T>* const own = sums + threadIdx.y * 32 * V + threadIdx.x;
+    const int column = int(blockIdx.y * 32 + threadIdx.x) * V;
     const Int64 count = hubs[0];
     for (Int64 h = blockIdx.x; h < count; h += gridDim.x) {
         const Int64 row = hubs[1 + h], begin = indptr[row], end = indptr[row + 1];
         Wide<T> sum[V] = {};
-        for (Int64 strip = begin + 32 * threadIdx.y; strip < end; strip += 32 * num_warps) {
-            const Int64 stop = strip + 32 < end ? strip + 32 : end;
-            terms.template add<V, 32>(strip, stop, column, width, sum);
-        }
-#pragma unroll
-        for (int k = 0; k < V; ++k) own[k * 32] = sum[k];
-        __syncthreads();
-        for (int half = num_warps / 2; half; half /= 2) {
-            if (int(threadIdx.y) < half) {
-#pragma unroll
-                for (int k = 0; k < V; ++k) own[k * 32] += own[(half * V + k) * 32];
-            }
-            __syncthreads();
-        }
-        if (threadIdx.y == 0 && column < width) {  // reads its own place: the others may go on
-#pragma unroll
-            for (int k = 0; k < V; ++k) sum[k] = own[k * 32];
+        sum_in_block<V>(terms, begin, end, column, width, sum);
+        if (threadIdx.y == 0 && column < width)
             finish_row<T, V>(y + row * width + column, sum, end - begin, mean);
+    }
+}
+
+// The longest rows, `strip` edges and more each, would keep one block busy after all others. So the
+// edges are cut in strips at multiples of `strip`, whatever the rows: a strip meets at most one row
+// of `rows` that began before it and one that begins in it, whose sums go to its two parts.
+//
+// block (32, warps); grid (edges / strip, width / (32 V)); parts (2 strips, width).
+template <int V, class Terms>
+__device__ __forceinline__ void sum_strips(const Int64* rows, const Int64* indptr,
+                                           const Terms& terms, Wide<typename Terms::Value>* parts,
+                                           Int64 strip, int width) {
+    typedef Wide<typename Terms::Value> W;
+    const Int64 first = blockIdx.x * strip, stop = first + strip;
+    const int column = int(blockIdx.y * 32 + threadIdx.x) * V;
+    Int64 low = 0, high = rows[0];  // the first row that ends within or behind the strip
+    while (low < high) {
+        const Int64 middle = (low + high) / 2;
+        if (indptr[rows[1 + middle] + 1] <= first)
+            low = middle + 1;
+        else
+            high = middle;
+    }
+    for (; low < rows[0] && indptr[rows[1 + low]] < stop; ++low) {
+        const Int64 begin = indptr[rows[1 + low]], end = indptr[rows[1 + low] + 1];
+        W sum[V] = {};
+        sum_in_block<V>(terms, begin > first ? begin : first, end < stop ? end : stop, column,
+                        width, sum);
+        if (threadIdx.y == 0 && column < width)
+            store<W, V>(parts + (2 * Int64(blockIdx.x) + (begin >= first)) * width + column, sum);
+    }
+}
+
+// Adds up the parts of each long row, in order. block (32, 1); grid (any, width / (32 V)).
+template <class T, int V>
+__device__ __forceinline__ void sum_parts(const Int64* rows, const Int64* indptr,
+                                          const Wide<T>* parts, T* y, Int64 strip, int width,
+                                          int mean) {
+    typedef Wide<T> W;
+    const int column = int(blockIdx.y * 32 + threadIdx.x) * V;
+    const Int64 count = rows[0];
+    if (column >= width) return;
+    for (Int64 h = blockIdx.x; h < count; h += gridDim.x) {
+        const Int64 row = rows[1 + h], begin = indptr[row], end = indptr[row + 1];
+        W sum[V] = {};
+        for (Int64 s = begin / strip; s * strip < end; ++s) {
+            W part[V];
+            load<W, V>(parts + (2 * s + (begin >= s * strip)) * width + column, part);
+#pragma unroll
+            for (int k = 0; k < V; ++k) sum[k] += part[k];
         }
+        finish_row<T, V>(y + row * width + column, sum, end - begin, mean);
     }
 }

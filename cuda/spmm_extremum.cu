@@ -9,13 +9,14 @@
         extreme_rows<VALUE, INDEX, VECTOR, lanes>(indptr, num_rows, limit, indices, weight, sign, \
                                                   x, y, arg, width);                              \
     }
-#define WINNINGS                                                                                  \
+#define TERMS                                                                                     \
     const INDEX *edge, const INDEX *row_of, const INDEX *arg, const Wide<VALUE>*weight,           \
-        const VALUE *grad, VALUE *out, int width
+        const VALUE *grad
+#define WINNINGS TERMS, VALUE *out, int width, int mean
 #define WINNINGS_ROWS(lanes)                                                                      \
     KERNEL(winnings_rows_##lanes, const Int64* indptr, Int64 num_rows, Int64 limit, WINNINGS) {   \
         const Winnings<VALUE, INDEX> terms = {edge, row_of, arg, weight, grad};                   \
-        sum_rows<VECTOR, lanes>(indptr, num_rows, limit, terms, out, width, 0);                   \
+        sum_rows<VECTOR, lanes>(indptr, num_rows, limit, terms, out, width, mean);                \
     }
 
 EXTREMUM_ROWS(4)
@@ -35,7 +36,16 @@ WINNINGS_ROWS(16)
 WINNINGS_ROWS(32)
 KERNEL(winnings_hubs, const Int64* hubs, const Int64* indptr, WINNINGS) {
     const Winnings<VALUE, INDEX> terms = {edge, row_of, arg, weight, grad};
-    sum_hubs<VECTOR>(hubs, indptr, terms, out, width, 0);
+    sum_hubs<VECTOR>(hubs, indptr, terms, out, width, mean);
+}
+KERNEL(winnings_strips, const Int64* rows, const Int64* indptr, TERMS, Wide<VALUE>* parts,
+       Int64 strip, int width) {
+    const Winnings<VALUE, INDEX> terms = {edge, row_of, arg, weight, grad};
+    sum_strips<VECTOR>(rows, indptr, terms, parts, strip, width);
+}
+KERNEL(winnings_parts, const Int64* rows, const Int64* indptr, const Wide<VALUE>* parts, VALUE* y,
+       Int64 strip, int width, int mean) {
+    sum_parts<VALUE, VECTOR>(rows, indptr, parts, y, strip, width, mean);
 }
 KERNEL(winners_dot, const INDEX* row_of, const INDEX* arg, const INDEX* indices, const VALUE* grad,
        const VALUE* x, VALUE* out, Int64 num_edges, int width) {
@@ -43,5 +53,6 @@ KERNEL(winners_dot, const INDEX* row_of, const INDEX* arg, const INDEX* indices,
 }
 #undef EXTREMUM
 #undef EXTREMUM_ROWS
+#undef TERMS
 #undef WINNINGS
 #undef WINNINGS_ROWS

@@ -66,7 +66,7 @@ __device__ __forceinline__ void finish_extreme(T* y, I* arg, Extreme<T, I, V>& b
 #pragma unroll
     for (int k = 0; k < V; ++k) best.value[k] = best.at[k] < 0 ? Wide<T>(0) : sign * best.value[k];
     store<T, V>(y, best.value);
-    store_integers<I, V>(arg, best.at);
+    store<I, V>(arg, best.at);
 }
 
 template <class T, class I, int V>
@@ -194,7 +194,7 @@ struct Winnings {
                 W share[V];
                 I winner[V];
                 load<T, V>(grad + at, share);
-                load_integers<I, V>(arg + at, winner);
+                load<I, V>(arg + at, winner);
 #pragma unroll
                 for (int k = 0; k < V; ++k) sum[k] += winner[k] == e ? w * share[k] : W(0);
             }
@@ -220,7 +220,7 @@ __device__ __forceinline__ void dot_winners(const I* row_of, const I* arg, const
             I winner[V];
             load<T, V>(grad + at, share);
             load<T, V>(x + source * width + column, value);
-            load_integers<I, V>(arg + at, winner);
+            load<I, V>(arg + at, winner);
 #pragma unroll
             for (int k = 0; k < V; ++k) sum += winner[k] == I(e) ? share[k] * value[k] : W(0);
         }

@@ -35,7 +35,7 @@ struct Bfloat16 {
     unsigned short bits;
 };
 
-// What a type is summed in.
+// What a type is computed in.
 template <class T>
 struct WideOf {
     typedef float type;
@@ -44,16 +44,28 @@ template <>
 struct WideOf<double> {
     typedef double type;
 };
+template <>
+struct WideOf<int> {
+    typedef int type;
+};
+template <>
+struct WideOf<Int64> {
+    typedef Int64 type;
+};
 template <class T>
 using Wide = typename WideOf<T>::type;
 
 __device__ __forceinline__ float widen(float x) { return x; }
 __device__ __forceinline__ double widen(double x) { return x; }
+__device__ __forceinline__ int widen(int x) { return x; }
+__device__ __forceinline__ Int64 widen(Int64 x) { return x; }
 __device__ __forceinline__ float widen(Half x) { return half_bits_to_float(x.bits); }
 __device__ __forceinline__ float widen(Bfloat16 x) { return __uint_as_float(unsigned(x.bits) << 16); }
 
 __device__ __forceinline__ void narrow(float& to, float x) { to = x; }
 __device__ __forceinline__ void narrow(double& to, double x) { to = x; }
+__device__ __forceinline__ void narrow(int& to, int x) { to = x; }
+__device__ __forceinline__ void narrow(Int64& to, Int64 x) { to = x; }
 __device__ __forceinline__ void narrow(Half& to, float x) { to.bits = float_to_half_bits(x); }
 // To nearest, ties to even; in integers, since the instruction needs sm_80 and a row ends but once.
 __device__ __forceinline__ void narrow(Bfloat16& to, float x) {
@@ -92,46 +104,28 @@ union Vector {
     T values[V];
 };
 
-// Reads V values in one load through the read-only path; `from` is aligned to all of them.
+// Reads V values through the read-only path and widens them, in one load where they fit 16 bytes;
+// `from` is aligned to all of them, or to 16.
 template <class T, int V>
 __device__ __forceinline__ void load(const T* from, Wide<T> (&to)[V]) {
-    typedef typename PacketOf<sizeof(T) * V>::type Packet;
-    Vector<T, V> read;
-    read.packet = __ldg(reinterpret_cast<const Packet*>(from));
+    constexpr int STEP = V * sizeof(T) > 16 ? 16 / sizeof(T) : V;
 #pragma unroll
-    for (int k = 0; k < V; ++k) to[k] = widen(read.values[k]);
+    for (int first = 0; first < V; first += STEP) {
+        Vector<T, STEP> read;
+        read.packet = __ldg(reinterpret_cast<const decltype(read.packet)*>(from + first));
+#pragma unroll
+        for (int k = 0; k < STEP; ++k) to[first + k] = widen(read.values[k]);
+    }
 }
 
 template <class T, int V>
 __device__ __forceinline__ void store(T* to, const Wide<T> (&from)[V]) {
-    typedef typename PacketOf<sizeof(T) * V>::type Packet;
-    Vector<T, V> written;
-#pragma unroll
-    for (int k = 0; k < V; ++k) narrow(written.values[k], from[k]);
-    *reinterpret_cast<Packet*>(to) = written.packet;
-}
-
-// The same for integers, in as many loads as they need.
-template <class I, int V>
-__device__ __forceinline__ void load_integers(const I* from, I (&to)[V]) {
-    constexpr int STEP = V * sizeof(I) > 16 ? 16 / sizeof(I) : V;
+    constexpr int STEP = V * sizeof(T) > 16 ? 16 / sizeof(T) : V;
 #pragma unroll
     for (int first = 0; first < V; first += STEP) {
-        Vector<I, STEP> read;
-        read.packet = __ldg(reinterpret_cast<const decltype(read.packet)*>(from + first));
+        Vector<T, STEP> written;
 #pragma unroll
-        for (int k = 0; k < STEP; ++k) to[first + k] = read.values[k];
-    }
-}
-
-template <class I, int V>
-__device__ __forceinline__ void store_integers(I* to, const I (&from)[V]) {
-    constexpr int STEP = V * sizeof(I) > 16 ? 16 / sizeof(I) : V;
-#pragma unroll
-    for (int first = 0; first < V; first += STEP) {
-        Vector<I, STEP> written;
-#pragma unroll
-        for (int k = 0; k < STEP; ++k) written.values[k] = from[first + k];
+        for (int k = 0; k < STEP; ++k) narrow(written.values[k], from[first + k]);
         *reinterpret_cast<decltype(written.packet)*>(to + first) = written.packet;
     }
 }

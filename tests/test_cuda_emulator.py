@@ -81,7 +81,7 @@ def test_argument_of_another_width_is_named(faulty):
 
 def planted_graph():
     """Rows short, long and empty, for several groups of lanes and several hubs to a block."""
-    degrees = [5, 0, 256, 1, 300, 0, 700, 3, 2, 9, 257, 200]
+    degrees = [5, 0, 256, 1, 300, 900, 700, 3, 2, 9, 257, 200]
     indices = np.random.default_rng(0).integers(0, 9, sum(degrees))
     return torch.tensor([0, *np.cumsum(degrees)]), torch.from_numpy(indices)
 
@@ -92,8 +92,8 @@ def values(*shape):
 
 def hubs_are_right():
     indptr = torch.from_numpy(np.random.default_rng(0).integers(0, 300, 3000)).cumsum(0)
-    hubs = _cuda._hubs(indptr, int(indptr[-1]))
-    long = np.flatnonzero(np.diff(indptr.numpy()) >= _cuda._HUB)
+    hubs = _cuda._rows_by_length(indptr, int(indptr[-1]), 256, 1 << 40)
+    long = np.flatnonzero(np.diff(indptr.numpy()) >= 256)
     return np.array_equal(hubs[: hubs[0] + 1], [len(long), *long])
 
 
@@ -134,14 +134,14 @@ PLANTED = {
     "no barrier before the tree": (
         spmm_is_right,
         "spmm.cuh",
-        "own[k * 32] = sum[k];\n        __syncthreads();",
+        "own[k * 32] = sum[k];\n    __syncthreads();",
         "own[k * 32] = sum[k];",
     ),
     "no barrier in the tree": (
         spmm_is_right,
         "spmm.cuh",
-        "            }\n            __syncthreads();",
-        "            }",
+        "        }\n        __syncthreads();",
+        "        }",
     ),
     "no barrier between counts": (
         hubs_are_right,
@@ -185,6 +185,18 @@ PLANTED = {
         "for (; j < count; ++j)",
         "for (; j + 1 < count; ++j)",
     ),
+    "a strip counted twice": (
+        spmm_is_right,
+        "spmm.cuh",
+        "begin > first ? begin : first, end",
+        "begin, end",
+    ),
+    "both parts in one place": (
+        spmm_is_right,
+        "spmm.cuh",
+        "(2 * Int64(blockIdx.x) + (begin >= first))",
+        "(2 * Int64(blockIdx.x))",
+    ),
     "last of equals": (
         lambda: spmm_is_right("max"),
         "spmm_extremum.cuh",
@@ -208,6 +220,8 @@ def emulate(cache, monkeypatch):
         monkeypatch.setattr(_cuda, "_launch", Emulator(cache, **options).launch)
 
     monkeypatch.setattr(_cuda, "_MAX_HUB_BLOCKS", 1)
+    monkeypatch.setattr(_cuda, "_LONG", 600)
+    monkeypatch.setattr(_cuda, "_STRIP", 300)
     return emulate
 
 

@@ -135,6 +135,19 @@ def test_spmm_hubs(width, reduce, device):
     check_spmm(csr, x, torch.randn(len(csr[1])).round(), reduce, device)
 
 
+@pytest.mark.parametrize("reduce", REDUCES)
+@pytest.mark.parametrize(("strip", "longest"), [(32, 32), (64, 200), (256, 300), (4096, 16384)])
+def test_spmm_longest_rows(strip, longest, reduce, device, monkeypatch):
+    """Rows of several strips, of one exactly, beginning and ending anywhere in one."""
+    monkeypatch.setattr(_cuda, "_HUB", min(longest, 256))
+    monkeypatch.setattr(_cuda, "_LONG", longest)
+    monkeypatch.setattr(_cuda, "_STRIP", strip)
+    degrees = [longest - 1, longest, 5, longest + 1, longest, 0, 2 * strip + longest, 1]
+    indices = torch.randint(0, 9, (sum(degrees),), dtype=torch.int32)
+    csr = torch.tensor([0, *np.cumsum(degrees)]), indices
+    check_spmm(csr, torch.randn(9, 6), torch.randn(len(indices)), reduce, device)
+
+
 @pytest.mark.parametrize("reduce", ["max", "min"])
 def test_extremum_of_nan_and_infinity(reduce, device):
     """A NaN wins over all, in short rows and in long ones; the first one's edge is kept."""

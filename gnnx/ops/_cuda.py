@@ -30,7 +30,10 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-_HUB = 256  # edges from which a row is a block's work; not yet tuned on a device
+_ALL = 2**63 - 1  # edges that no row has
+_HUB = 256  # edges from which a row is a block's work; this and the next not yet tuned on a device
+_LONG = 64 * _HUB  # edges from which a sum is the work of several blocks
+_STRIP = 16 * _HUB  # edges of such a row to a block; at most _LONG
 _THREADS = 256  # of a block
 _MAX_HUB_BLOCKS = 1 << 14  # each takes several rows beyond that
 _PACKET = 16  # bytes that a lane loads at once, at most
@@ -74,12 +77,10 @@ def spmm(
     scale = None
     if reduce == "spread" and t_indptr is not None:
         scale = t_indptr.diff().clamp(min=1).to(_wide(x.dtype)).reciprocal()
-    width, vector = x.shape[1], _vector(x.shape[1], x, out)
-    factors = _factor(weight, x), scale
-    args = indices, edge, *factors, x, out, np.int32(width), np.int32(reduce == "mean")
-    unit, shape = _unit("spmm", x, indices, vector), _shape(width, vector)
-    hub_bytes = vector * _wide(x.dtype).itemsize
-    _over_rows(unit, "spmm", shape, indptr, len(indices), args, hub_bytes)
+    vector = _vector(x.shape[1], x, out)
+    terms = indices, edge, _factor(weight, x), scale, x
+    unit = _unit("spmm", x, indices, vector)
+    _sums(unit, "spmm", vector, indptr, len(indices), terms, out, reduce == "mean")
     return out
 
 
@@ -108,13 +109,12 @@ def extremum_grad_x(
     out = grad.new_zeros(num_src, grad.shape[1])
     if not out.numel() or not grad.numel():
         return out
-    width, vector = grad.shape[1], _vector(grad.shape[1], grad, arg, out)
-    unit, shape = _unit("spmm_extremum", grad, indices, vector), _shape(width, vector)
+    vector = _vector(grad.shape[1], grad, arg, out)
+    unit = _unit("spmm_extremum", grad, indices, vector)
     t_indptr, edge = _by_source(indices, num_src)
     row_of = _rows_of_winners(unit, arg, len(indices))
-    args = edge, row_of, arg, _factor(weight, grad), grad, out, np.int32(width)
-    hub_bytes = vector * _wide(grad.dtype).itemsize
-    _over_rows(unit, "winnings", shape, t_indptr, len(indices), args, hub_bytes)
+    terms = edge, row_of, arg, _factor(weight, grad), grad
+    _sums(unit, "winnings", vector, t_indptr, len(indices), terms, out, mean=False)
     return out
 
 
@@ -218,6 +218,37 @@ def gather(ids: Tensor, slot: Tensor, cache: Tensor, host: Tensor) -> Tensor:
     return out
 
 
+def _sums(
+    unit: Unit,
+    stem: str,
+    vector: int,
+    indptr: Tensor,
+    num_edges: int,
+    terms: tuple[Any, ...],
+    out: Tensor,
+    mean: bool,
+) -> None:
+    """Sum a unit's terms over every row, however long."""
+    width = out.shape[1]
+    shape, wide = _shape(width, vector), _wide(out.dtype)
+    end = np.int32(width), np.int32(mean)
+    hub_bytes = vector * wide.itemsize
+    _over_rows(unit, stem, shape, indptr, num_edges, (*terms, out, *end), hub_bytes, _LONG)
+    rows = _rows_by_length(indptr, num_edges, _LONG, _ALL)
+    if rows is not None:
+        num_strips, strip, tiles = (
+            -(-num_edges // _STRIP),
+            np.int64(_STRIP),
+            -(-width // vector // 32),
+        )
+        parts = out.new_empty(2 * num_strips, width, dtype=wide)
+        args = rows, indptr, *terms, parts, strip, np.int32(width)
+        block = 32, _THREADS // 32
+        _call(unit, f"{stem}_strips", (num_strips, tiles), block, args, _THREADS * hub_bytes)
+        args = rows, indptr, parts, out, strip, *end
+        _call(unit, f"{stem}_parts", (len(rows) - 1, tiles), (32, 1), args)
+
+
 def _over_rows(
     unit: Unit,
     stem: str,
@@ -226,19 +257,18 @@ def _over_rows(
     num_edges: int,
     args: tuple[Any, ...],
     hub_bytes: int = 0,
+    longest: int = _ALL,
 ) -> None:
     """Launch a unit's kernel for short rows and, where a row may be long, the one for hubs.
 
     `shape` is how many lanes take a row and how many times over they do; a thread of a hub's block
-    keeps `hub_bytes` in shared memory.
+    keeps `hub_bytes` in shared memory. Rows of `longest` edges and more are left.
     """
     lanes, tiles = shape
     groups, num_rows = _THREADS // lanes, len(indptr) - 1
-    hubs = _hubs(indptr, num_edges)
-    limit = np.iinfo(np.int64).max if hubs is None else _HUB
-    short = indptr, np.int64(num_rows), np.int64(limit), *args
-    grid = -(-num_rows // groups), tiles
-    _call(unit, f"{stem}_rows_{lanes}", grid, (lanes, groups), short)
+    short = indptr, np.int64(num_rows), np.int64(_HUB), *args
+    _call(unit, f"{stem}_rows_{lanes}", (-(-num_rows // groups), tiles), (lanes, groups), short)
+    hubs = _rows_by_length(indptr, num_edges, _HUB, longest)
     if hubs is not None:
         grid = min(len(hubs) - 1, _MAX_HUB_BLOCKS), tiles
         block = 32, _THREADS // 32
@@ -252,26 +282,25 @@ def _shape(width: int, vector: int) -> tuple[int, int]:
     return lanes, -(-columns // lanes)
 
 
-def _hubs(indptr: Tensor, num_edges: int) -> Tensor | None:
-    """List the rows of `_HUB` edges and more, after their count; None where there can be none."""
-    if num_edges < _HUB:
+def _rows_by_length(indptr: Tensor, num_edges: int, low: int, high: int) -> Tensor | None:
+    """List the rows of `low` to `high` edges, after their count; None where there can be none."""
+    if num_edges < low:
         return None
 
     def make() -> Tensor:
-        hubs = indptr.new_empty(1 + num_edges // _HUB)
-        bounds = np.int64(_HUB), np.int64(np.iinfo(np.int64).max)
-        args = (indptr, np.int64(len(indptr) - 1), *bounds, hubs)
+        rows = indptr.new_empty(1 + num_edges // low)
+        args = (indptr, np.int64(len(indptr) - 1), np.int64(low), np.int64(high), rows)
         _call(Unit("rows"), "rows_by_length", (1, 1), (32, 32), args, 32 * 8)
-        return hubs
+        return rows
 
-    return _once(indptr, "hubs", make)
+    return _once(indptr, f"rows of {low} to {high} edges", make)
 
 
 _derived: Any = WeakIdKeyDictionary()
 
 
 def _once(tensor: Tensor, name: str, make: Callable[[], T]) -> T:
-    """What `make` derives from a tensor, made once for its values and the stream in hand.
+    """Derive something from a tensor once for its values and the stream in hand.
 
     Kept as long as the tensor lives, which makes it once a graph.
     """
