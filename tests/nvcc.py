@@ -1,9 +1,11 @@
 """Compile every kernel with nvcc, for Ampere and Hopper: no warnings, no spilt registers.
 
 `python tests/nvcc.py` is a step of `make check`. Every source is compiled once, with an instance of
-each set of types in a namespace of its own.
+each set of types in a namespace of its own; what has passed is not compiled again until it changes.
+`--all` compiles all the same and prints the registers that the kernels take.
 """
 
+import hashlib
 import re
 import shutil
 import subprocess
@@ -14,6 +16,7 @@ from pathlib import Path
 from cuda_units import SOURCES, instances
 
 ARCHITECTURES = ["sm_80", "sm_90"]
+PASSED = SOURCES.parent / "build" / "nvcc"
 
 
 def translation_unit(source):
@@ -49,19 +52,38 @@ def resources(log):
     return {name: (int(registers), int(out) + int(back)) for name, out, back, registers in found}
 
 
+def failure(source, architecture, show=False):
+    """Compile a source; return what is wrong with it, or nothing."""
+    code, log = compile_text(translation_unit(source), f"-arch={architecture}")
+    kernels = resources(log)
+    spilt = {name: spill for name, (_, spill) in kernels.items() if spill}
+    if code or not kernels:
+        return log
+    if show:
+        most = max(registers for registers, _ in kernels.values())
+        print(f"{source:16s} {architecture}: {len(kernels)} kernels, at most {most} registers")  # noqa: T201
+    return f"registers are spilt: {spilt}" if spilt else ""
+
+
 def main():
     if shutil.which("nvcc") is None:
         print("nvcc is not on the PATH: the CUDA kernels are not compiled by it")  # noqa: T201
         return 0
-    failed = False
+    compile_all, failed = "--all" in sys.argv, False
+    headers = b"".join(path.read_bytes() for path in sorted(SOURCES.glob("*.cuh")))
+    PASSED.mkdir(parents=True, exist_ok=True)
     for source in sorted(path.stem for path in SOURCES.glob("*.cu")):
+        text = translation_unit(source).encode() + (SOURCES / f"{source}.cu").read_bytes()
         for architecture in ARCHITECTURES:
-            code, log = compile_text(translation_unit(source), f"-arch={architecture}")
-            kernels = resources(log)
-            spilt = {name: spill for name, (_, spill) in kernels.items() if spill}
-            if code or spilt or not kernels:
+            digest = hashlib.sha256(headers + text + Path(__file__).read_bytes())
+            stamp = PASSED / f"{source}-{architecture}-{digest.hexdigest()[:24]}"
+            if stamp.exists() and not compile_all:
+                continue
+            if wrong := failure(source, architecture, show=compile_all):
                 failed = True
-                print(f"{source}.cu for {architecture}: {spilt or log}", file=sys.stderr)  # noqa: T201
+                print(f"{source}.cu for {architecture}: {wrong}", file=sys.stderr)  # noqa: T201
+            else:
+                stamp.touch()
     return int(failed)
 
 
