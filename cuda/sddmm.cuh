@@ -1,4 +1,5 @@
-// sddmm, dot (K6): s_e = x_dst(e) . x_src(e), row by row, so that x_dst is read once a row.
+// sddmm (K6), dot: s_e = x_dst(e) . x_src(e), and add: s_ef = x_dst(e)f + x_src(e)f. Row by row, so
+// that x_dst is read once a row.
 //
 // A group of lanes works on G edges of its row, four at a time: each lane sums its columns, the
 // group adds up by shuffles, and lane j keeps the result of edge j, so that G are written together.
@@ -67,6 +68,48 @@ __device__ __forceinline__ void dot_hubs(const Int64* hubs, const Int64* indptr,
         for (Int64 strip = begin + 32 * threadIdx.y; strip < end; strip += 32 * blockDim.y) {
             const Int64 stop = strip + 32 < end ? strip + 32 : end;
             dot_edges<T, I, V, 32>(indices, x_dst + row * width, x_src, out, strip, stop, width);
+        }
+    }
+}
+
+// Sums of both ends' rows, (E, F): a group writes the edges of its row one after another.
+template <class T, class I, int V, int G>
+__device__ __forceinline__ void add_ends(const I* indices, const T* a, const T* x_src, T* out,
+                                         Int64 begin, Int64 end, int width) {
+    typedef Wide<T> W;
+    for (int column = int(threadIdx.x) * V; column < width; column += G * V) {
+        W left[V];
+        load<T, V>(a + column, left);
+        for (Int64 e = begin; e < end; ++e) {
+            W right[V];
+            load<T, V>(x_src + Int64(__ldg(indices + e)) * width + column, right);
+#pragma unroll
+            for (int k = 0; k < V; ++k) right[k] += left[k];
+            store<T, V>(out + e * width + column, right);
+        }
+    }
+}
+
+template <class T, class I, int V, int G>
+__device__ __forceinline__ void add_rows(const Int64* indptr, Int64 num_rows, Int64 limit,
+                                         const I* indices, const T* x_dst, const T* x_src, T* out,
+                                         int width) {
+    const Int64 row = Int64(blockIdx.x) * blockDim.y + threadIdx.y;
+    if (row >= num_rows) return;
+    const Int64 begin = indptr[row], end = indptr[row + 1];
+    if (end - begin >= limit) return;
+    add_ends<T, I, V, G>(indices, x_dst + row * width, x_src, out, begin, end, width);
+}
+
+template <class T, class I, int V>
+__device__ __forceinline__ void add_hubs(const Int64* hubs, const Int64* indptr, const I* indices,
+                                         const T* x_dst, const T* x_src, T* out, int width) {
+    const Int64 count = hubs[0];
+    for (Int64 h = blockIdx.x; h < count; h += gridDim.x) {
+        const Int64 row = hubs[1 + h], begin = indptr[row], end = indptr[row + 1];
+        for (Int64 first = begin + 32 * threadIdx.y; first < end; first += 32 * blockDim.y) {
+            const Int64 stop = first + 32 < end ? first + 32 : end;
+            add_ends<T, I, V, 32>(indices, x_dst + row * width, x_src, out, first, stop, width);
         }
     }
 }

@@ -160,17 +160,29 @@ def _by_source(indices: Tensor, num_src: int) -> tuple[Tensor, Tensor]:
 def sddmm(indptr: Tensor, indices: Tensor, x_dst: Tensor, x_src: Tensor, *_: object) -> Tensor:
     """Dot product of the two ends' rows on every edge."""
     dtype = torch.promote_types(x_dst.dtype, x_src.dtype)
-    x_dst, x_src = x_dst.to(dtype), x_src.to(dtype)
-    out = x_dst.new_empty(len(indices))
+    out = x_dst.new_empty(len(indices), dtype=dtype)
+    _over_ends("sddmm", indptr, indices, x_dst.to(dtype), x_src.to(dtype), out)
+    return out
+
+
+def sddmm_add(indptr: Tensor, indices: Tensor, x_dst: Tensor, x_src: Tensor, *_: object) -> Tensor:
+    """Sum of the two ends' rows on every edge."""
+    out = x_dst.new_empty(len(indices), x_dst.shape[1])
+    _over_ends("sddmm_add", indptr, indices, x_dst, x_src, out)
+    return out
+
+
+def _over_ends(
+    stem: str, indptr: Tensor, indices: Tensor, x_dst: Tensor, x_src: Tensor, out: Tensor
+) -> None:
     if not out.numel():
-        return out
+        return
     width = x_dst.shape[1]
     vector = _vector(width, x_dst, x_src)
     lanes = _shape(width, vector)[0]
     args = indices, x_dst, x_src, out, np.int32(width)
     unit = _unit("sddmm", x_dst, indices, vector)
-    _over_rows(unit, "sddmm", (lanes, 1), indptr, len(indices), args)
-    return out
+    _over_rows(unit, stem, (lanes, 1), indptr, len(indices), args)
 
 
 def edge_softmax(indptr: Tensor, scores: Tensor) -> Tensor:
@@ -194,6 +206,79 @@ def _softmax(stem: str, num_kept: int, indptr: Tensor, *values: Tensor) -> Tenso
     hub_bytes = num_kept * _wide(out.dtype).itemsize
     _over_rows(unit, stem, (32, -(-heads // head_lanes)), indptr, num_edges, args, hub_bytes)
     return out
+
+
+def attention(
+    indptr: Tensor,
+    indices: Tensor,
+    x: Tensor,
+    a_dst: Tensor,
+    a_src: Tensor,
+    slope: float,
+    keep: bool,
+    *_: object,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Weighted sums, log-sum-exp of the scores, and the part and share of positive scores."""
+    num_rows, wide = len(indptr) - 1, _wide(x.dtype)
+    out = x.new_empty(num_rows, *x.shape[1:])
+    lse = x.new_empty(num_rows, x.shape[1], dtype=wide)
+    positive = x.new_empty(num_rows if keep else 0, *x.shape[1:], dtype=wide)
+    share = x.new_empty(num_rows if keep else 0, x.shape[1], dtype=wide)
+    if not out.numel():
+        return out, lse.zero_(), positive, share.zero_()
+    vector = _vector(x.shape[2], x, out)
+    heads = _heads(x, a_dst, a_src, slope)
+    kept = (positive, share) if keep else (None, None)
+    args = indices, x, *heads, out, lse, *kept
+    _over_heads("attention", x, indptr, indices, vector, args)
+    return out, lse, positive, share
+
+
+def attention_grad(  # noqa: PLR0913 - as the operator has them
+    indptr: Tensor,
+    indices: Tensor,
+    x: Tensor,
+    a_dst: Tensor,
+    a_src: Tensor,
+    slope: float,
+    out: Tensor,
+    lse: Tensor,
+    positive: Tensor,
+    share: Tensor,
+    grad: Tensor,
+    t_indptr: Tensor,
+    t_indices: Tensor,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients by x, a_dst and a_src: one walk over the rows, one over their transposed order."""
+    dx, num_heads, width = torch.zeros_like(x), lse.numel(), x.shape[2]
+    if not dx.numel() or not out.numel():
+        return dx, torch.zeros_like(a_dst), torch.zeros_like(a_src)
+    vector = _vector(width, x, out, grad, dx)
+    unit = _unit("attention", x, indices, vector)
+    mean, d_dst = torch.empty_like(lse), torch.empty_like(lse)
+    heads = _heads(x, a_dst, a_src, slope)
+    args = (out, positive, share, grad, mean, d_dst, np.int64(num_heads), np.int32(width), heads[2])
+    groups = _THREADS // 8
+    _call(unit, "attention_means", (-(-num_heads // groups), 1), (8, groups), args)
+    # what each lane's columns give of the gradient by a_src, to be added up
+    d_src = lse.new_empty(*x.shape[:2], width // vector)
+    args = t_indices, x, *heads, lse, mean, grad, dx, d_src
+    _over_heads("attention_back", x, t_indptr, t_indices, vector, args)
+    return dx, d_dst.to(a_dst.dtype), d_src.sum(2).to(a_src.dtype)
+
+
+def _heads(x: Tensor, a_dst: Tensor, a_src: Tensor, slope: float) -> tuple[Any, ...]:
+    wide = _wide(x.dtype)
+    scalar = np.float64(slope) if wide == torch.float64 else np.float32(slope)
+    return a_dst.to(wide), a_src.to(wide), scalar, np.int32(x.shape[1]), np.int32(x.shape[2])
+
+
+def _over_heads(
+    stem: str, x: Tensor, indptr: Tensor, indices: Tensor, vector: int, args: tuple[Any, ...]
+) -> None:
+    unit, shape = _unit("attention", x, indices, vector), _shape(x[0].numel(), vector)
+    hub_bytes = (2 * vector + 3) * _wide(x.dtype).itemsize
+    _over_rows(unit, stem, shape, indptr, len(indices), args, hub_bytes)
 
 
 def gather(ids: Tensor, slot: Tensor, cache: Tensor, host: Tensor) -> Tensor:

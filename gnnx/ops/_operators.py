@@ -217,6 +217,7 @@ def _fake_sddmm_add(
 
 
 sddmm_add = _operator("sddmm_add", _fake_sddmm_add)
+sddmm_add.register_kernel("cuda")(_cuda.sddmm_add)
 
 
 def _keep_sddmm_add(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -254,6 +255,8 @@ def _fake_edge_softmax_grad(indptr: Tensor, out: Tensor, grad: Tensor) -> Tensor
 
 edge_softmax = _operator("edge_softmax", _fake_edge_softmax)
 edge_softmax_grad = _operator("edge_softmax_grad", _fake_edge_softmax_grad)
+edge_softmax.register_kernel("cuda")(_cuda.edge_softmax)
+edge_softmax_grad.register_kernel("cuda")(_cuda.edge_softmax_grad)
 
 
 def _keep_edge_softmax(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -293,6 +296,7 @@ def _fake_attention(
 
 
 attention = _operator("attention", _fake_attention)
+attention.register_kernel("cuda")(_cuda.attention)
 
 
 def _fake_attention_grad(
@@ -302,6 +306,7 @@ def _fake_attention_grad(
 
 
 attention_grad = _operator("attention_grad", _fake_attention_grad)
+attention_grad.register_kernel("cuda")(_cuda.attention_grad)
 
 
 def _keep_attention(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
