@@ -1,7 +1,7 @@
 // sddmm (K6), dot: s_e = x_dst(e) . x_src(e), and add: s_ef = x_dst(e)f + x_src(e)f. Row by row, so
 // that x_dst is read once a row.
 //
-// A group of lanes works on G edges of its row, four at a time: each lane sums its columns, the
+// A group of lanes works on G edges of its row, some at a time: each lane sums its columns, the
 // group adds up by shuffles, and lane j keeps the result of edge j, so that G are written together.
 // A hub's edges are shared out in strips of 32 to a block's warps; no edge depends on another.
 // Bytes moved: m (i + s) + (n + m) F s without reuse of x_src, m (i + s) + (n + u) F s with all.
@@ -12,32 +12,34 @@ template <class T, class I, int V, int G>
 __device__ __forceinline__ void dot_edges(const I* indices, const T* a, const T* x_src, T* out,
                                           Int64 begin, Int64 end, int width) {
     typedef Wide<T> W;
+    constexpr int AT_ONCE = V > 4 ? 2 : 4;  // more would take registers from other warps
     const unsigned mask = group_mask<G>();
     const int lane = int(threadIdx.x);
     for (Int64 base = begin; base < end; base += G) {
         const I id = base + lane < end ? __ldg(indices + base + lane) : I(0);
         const int count = end - base < G ? int(end - base) : G;
         W mine = 0;
-        for (int j = 0; j < count; j += 4) {
-            W sum[4] = {};
-            const T* b[4];
+        for (int j = 0; j < count; j += AT_ONCE) {
+            W sum[AT_ONCE] = {};
+            const T* b[AT_ONCE];
 #pragma unroll
-            for (int u = 0; u < 4; ++u) {  // beyond the last edge: the last one once more
+            for (int u = 0; u < AT_ONCE; ++u) {  // beyond the last edge: the last one once more
                 const int at = j + u < count ? j + u : count - 1;
                 b[u] = x_src + Int64(__shfl_sync(mask, id, at, G)) * width;
             }
+#pragma unroll 1  // most rows take one turn; unrolled, the registers of 16 loads
             for (int column = lane * V; column < width; column += G * V) {
-                W left[V], right[4][V];
+                W left[V], right[AT_ONCE][V];
                 load<T, V>(a + column, left);
 #pragma unroll
-                for (int u = 0; u < 4; ++u) load<T, V>(b[u] + column, right[u]);
+                for (int u = 0; u < AT_ONCE; ++u) load<T, V>(b[u] + column, right[u]);
 #pragma unroll
-                for (int u = 0; u < 4; ++u)
+                for (int u = 0; u < AT_ONCE; ++u)
 #pragma unroll
                     for (int k = 0; k < V; ++k) sum[u] += left[k] * right[u][k];
             }
 #pragma unroll
-            for (int u = 0; u < 4; ++u) {
+            for (int u = 0; u < AT_ONCE; ++u) {
                 const W total = group_sum<G>(sum[u]);
                 if (lane == j + u) mine = total;
             }
