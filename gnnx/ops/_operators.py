@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from gnnx.ops import _numba, _reference
+from gnnx.ops import _cuda, _numba, _reference
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -89,6 +89,7 @@ def _fake_spmm(indptr: Tensor, indices: Tensor, x: Tensor, *_: Any) -> Tensor:
 
 
 spmm = _operator("spmm", _fake_spmm)
+spmm.register_kernel("cuda")(_cuda.spmm)
 
 
 def _keep_spmm(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -141,6 +142,7 @@ def _fake_spmm_extremum(
 
 
 spmm_extremum = _operator("spmm_extremum", _fake_spmm_extremum)
+spmm_extremum.register_kernel("cuda")(_cuda.spmm_extremum)
 
 
 def _fake_extremum_grad_x(
@@ -150,6 +152,7 @@ def _fake_extremum_grad_x(
 
 
 extremum_grad_x = _operator("extremum_grad_x", _fake_extremum_grad_x)
+extremum_grad_x.register_kernel("cuda")(_cuda.extremum_grad_x)
 
 
 def _fake_extremum_grad_weight(grad: Tensor, arg: Tensor, indices: Tensor, x: Tensor) -> Tensor:
@@ -157,6 +160,7 @@ def _fake_extremum_grad_weight(grad: Tensor, arg: Tensor, indices: Tensor, x: Te
 
 
 extremum_grad_weight = _operator("extremum_grad_weight", _fake_extremum_grad_weight)
+extremum_grad_weight.register_kernel("cuda")(_cuda.extremum_grad_weight)
 
 
 def _keep_extremum(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
@@ -191,6 +195,7 @@ def _fake_sddmm(indptr: Tensor, indices: Tensor, x_dst: Tensor, x_src: Tensor, *
 
 
 sddmm = _operator("sddmm", _fake_sddmm)
+sddmm.register_kernel("cuda")(_cuda.sddmm)
 
 
 def _keep_sddmm(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -223,6 +228,7 @@ def _fake_sddmm_add(
 
 
 sddmm_add = _operator("sddmm_add", _fake_sddmm_add)
+sddmm_add.register_kernel("cuda")(_cuda.sddmm_add)
 
 
 def _keep_sddmm_add(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -260,6 +266,8 @@ def _fake_edge_softmax_grad(indptr: Tensor, out: Tensor, grad: Tensor) -> Tensor
 
 edge_softmax = _operator("edge_softmax", _fake_edge_softmax)
 edge_softmax_grad = _operator("edge_softmax_grad", _fake_edge_softmax_grad)
+edge_softmax.register_kernel("cuda")(_cuda.edge_softmax)
+edge_softmax_grad.register_kernel("cuda")(_cuda.edge_softmax_grad)
 
 
 def _keep_edge_softmax(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -299,6 +307,7 @@ def _fake_attention(
 
 
 attention = _operator("attention", _fake_attention)
+attention.register_kernel("cuda")(_cuda.attention)
 
 
 def _fake_attention_grad(
@@ -308,6 +317,7 @@ def _fake_attention_grad(
 
 
 attention_grad = _operator("attention_grad", _fake_attention_grad)
+attention_grad.register_kernel("cuda")(_cuda.attention_grad)
 
 
 def _keep_attention(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
