@@ -46,7 +46,10 @@ _SCHEMAS = {
 
 # Not `custom_op`: each kernel it wraps imports torch's compiler when first called, over a second.
 _library: Any = torch.library.Library("gnnx", "DEF")  # type: ignore[no-untyped-call]
-_BACKENDS = {"CPU": _numba}  # by torch's dispatch key; a backend serves the operators it names
+_BACKENDS = {
+    "CPU": _numba,
+    "CUDA": _cuda,
+}  # by torch's dispatch key; a backend serves the operators it names
 
 
 def _operator(name: str, fake: Callable[..., Any]) -> Any:
@@ -89,7 +92,6 @@ def _fake_spmm(indptr: Tensor, indices: Tensor, x: Tensor, *_: Any) -> Tensor:
 
 
 spmm = _operator("spmm", _fake_spmm)
-spmm.register_kernel("cuda")(_cuda.spmm)
 
 
 def _keep_spmm(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -142,7 +144,6 @@ def _fake_spmm_extremum(
 
 
 spmm_extremum = _operator("spmm_extremum", _fake_spmm_extremum)
-spmm_extremum.register_kernel("cuda")(_cuda.spmm_extremum)
 
 
 def _fake_extremum_grad_x(
@@ -152,7 +153,6 @@ def _fake_extremum_grad_x(
 
 
 extremum_grad_x = _operator("extremum_grad_x", _fake_extremum_grad_x)
-extremum_grad_x.register_kernel("cuda")(_cuda.extremum_grad_x)
 
 
 def _fake_extremum_grad_weight(grad: Tensor, arg: Tensor, indices: Tensor, x: Tensor) -> Tensor:
@@ -160,7 +160,6 @@ def _fake_extremum_grad_weight(grad: Tensor, arg: Tensor, indices: Tensor, x: Te
 
 
 extremum_grad_weight = _operator("extremum_grad_weight", _fake_extremum_grad_weight)
-extremum_grad_weight.register_kernel("cuda")(_cuda.extremum_grad_weight)
 
 
 def _keep_extremum(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
@@ -195,7 +194,6 @@ def _fake_sddmm(indptr: Tensor, indices: Tensor, x_dst: Tensor, x_src: Tensor, *
 
 
 sddmm = _operator("sddmm", _fake_sddmm)
-sddmm.register_kernel("cuda")(_cuda.sddmm)
 
 
 def _keep_sddmm(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -228,7 +226,6 @@ def _fake_sddmm_add(
 
 
 sddmm_add = _operator("sddmm_add", _fake_sddmm_add)
-sddmm_add.register_kernel("cuda")(_cuda.sddmm_add)
 
 
 def _keep_sddmm_add(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -266,8 +263,6 @@ def _fake_edge_softmax_grad(indptr: Tensor, out: Tensor, grad: Tensor) -> Tensor
 
 edge_softmax = _operator("edge_softmax", _fake_edge_softmax)
 edge_softmax_grad = _operator("edge_softmax_grad", _fake_edge_softmax_grad)
-edge_softmax.register_kernel("cuda")(_cuda.edge_softmax)
-edge_softmax_grad.register_kernel("cuda")(_cuda.edge_softmax_grad)
 
 
 def _keep_edge_softmax(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -307,7 +302,6 @@ def _fake_attention(
 
 
 attention = _operator("attention", _fake_attention)
-attention.register_kernel("cuda")(_cuda.attention)
 
 
 def _fake_attention_grad(
@@ -317,7 +311,6 @@ def _fake_attention_grad(
 
 
 attention_grad = _operator("attention_grad", _fake_attention_grad)
-attention_grad.register_kernel("cuda")(_cuda.attention_grad)
 
 
 def _keep_attention(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
