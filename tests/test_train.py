@@ -12,7 +12,7 @@ import gnnx
 from gnnx import threads, train
 from gnnx.errors import DataError, RunError, UsageError
 from gnnx.memory import Tier
-from gnnx.nn import GCN, SAGE
+from gnnx.nn import GCN, SAGE, SAGEConv
 from gnnx.prepare import prepare, synth
 from gnnx.train import Trainer, evaluate, load_checkpoint
 
@@ -174,6 +174,22 @@ def test_a_model_of_another_precision_trains(folder, dtype):
         model = SAGE(dataset.num_features, 16, dataset.num_classes, num_layers=2).to(dtype)
         report = Trainer(model, dataset, fanouts=FANOUTS, batch_size=128, eval_every=0).fit(2)
     assert losses(report)[-1] < losses(report)[0]
+
+
+def test_only_the_data_set_is_asked_of_a_model_of_ones_own(folder):
+    """It is not run on the toy by which the base is measured, which it may not suit."""
+
+    class Picky(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layers = nn.ModuleList([SAGEConv(64, 5)])
+
+        def forward(self, blocks, x):
+            assert len(x) > 64
+            return self.layers[0](blocks[0], x)
+
+    with gnnx.open(folder, memory="64MiB") as dataset:
+        Trainer(Picky(), dataset, fanouts=[5], batch_size=125, eval_every=0).fit(1)
 
 
 @pytest.mark.parametrize("autocast", [None, torch.bfloat16])
