@@ -11,7 +11,7 @@ help:
 	@echo "make setup       the development environment, in .venv"
 	@echo "make demo        train a GraphSAGE in a quarter of its features' memory"
 	@echo "make test        the tests, without the slow ones"
-	@echo "make check       format, lint, types, imports, docstrings"
+	@echo "make check       format, lint, types, imports, docstrings, kernels where nvcc is at hand"
 	@echo "make check-slow  the slow tests"
 	@echo "make bench       the numbers in the README"
 	@echo "make gpu         the checks that need a CUDA device, in the Python at hand"
@@ -36,6 +36,7 @@ check: $(STAMP)
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports
 	@$(BIN)/pydoclint --config=pyproject.toml --quiet gnnx
+	@$(BIN)/python tests/nvcc.py
 
 # A slow test may take longer than the time limit of the others.
 check-slow: $(STAMP)

@@ -23,6 +23,9 @@ from gnnx.errors import UsageError
 if TYPE_CHECKING:
     from concurrent.futures import Future
 
+# Where compiled kernels are kept: beside the source if unset, or in the user's own cache folder.
+_CACHE_DIR = os.environ.get("GNNX_CACHE_DIR", "")
+
 P = ParamSpec("P")
 T = TypeVar("T")
 
@@ -42,10 +45,14 @@ def inlined(function: Callable[P, T]) -> Callable[P, T]:
 
 def _compiled(function: Callable[P, T], inline: str) -> Callable[P, T]:
     compiler: Any = functools.partial(numba.njit, nogil=True, error_model="numpy", inline=inline)
+    config: Any = numba.config
+    folder, config.CACHE_DIR = config.CACHE_DIR, _CACHE_DIR or config.CACHE_DIR
     try:
         compiled: Callable[P, T] = compiler(function, cache=True)
     except RuntimeError:  # no folder to keep it in: a read-only install and no home
         compiled = compiler(function)
+    finally:
+        config.CACHE_DIR = folder  # where others' kernels go is not ours to say
     return compiled
 
 

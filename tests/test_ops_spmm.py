@@ -11,6 +11,8 @@ from hypothesis import strategies as st
 import oracles
 from gnnx import ops, threads
 from gnnx.errors import UsageError
+from gnnx.ops import _numba, _reference
+from gnnx.ops._numba import pages
 
 REDUCES = ["sum", "mean", "max", "min"]
 WIDTHS = [1, 2, 3, 7, 16, 33, 64, 100, 128, 256, 513]
@@ -81,11 +83,17 @@ def test_values_and_gradients_against_loops(
 @pytest.mark.parametrize("reduce", REDUCES)
 @pytest.mark.parametrize("width", WIDTHS)
 def test_widths_in_float32(width, reduce):
-    indptr, indices = graph(width, 40, 30, 300, torch.int32)
-    x = np.random.default_rng(width).standard_normal((30, width)).astype(np.float32)
-    out = ops.spmm(indptr, indices, torch.from_numpy(x), reduce=reduce)
-    wanted, _ = oracles.spmm(indptr.numpy(), indices.numpy(), x, None, reduce)
-    assert np.allclose(out, wanted, rtol=1e-5, atol=1e-5)
+    indptr, indices = graph(width, 25, 20, 150, torch.int32)
+    rng = np.random.default_rng(width)
+    x = rng.standard_normal((20, width)).astype(np.float32)
+    grad = rng.standard_normal((25, width)).astype(np.float32)
+    x_t = torch.from_numpy(x).requires_grad_()
+    out = ops.spmm(indptr, indices, x_t, reduce=reduce)
+    out.backward(torch.from_numpy(grad))
+    csr = indptr.numpy(), indices.numpy()
+    assert np.allclose(out.detach(), oracles.spmm(*csr, x, None, reduce)[0], rtol=1e-5, atol=1e-5)
+    dx, _ = oracles.spmm_gradients(*csr, x, None, reduce, grad)
+    assert np.allclose(x_t.grad, dx, rtol=1e-5, atol=1e-5)
 
 
 @settings(max_examples=60)
@@ -179,21 +187,44 @@ def test_nan_spreads_and_infinities_compare():
     assert grad.flatten().tolist() == [0, 2, 0, 1]
 
 
-def test_hub_of_many_edges():
-    indptr = torch.tensor([0, 2, 100_002, 100_002])
-    indices = torch.randint(50, (100_002,), dtype=torch.int32)
-    x = torch.randn(50, 33, dtype=torch.float64)
-    count = torch.bincount(indices[2:], minlength=50).double()
-    assert torch.allclose(ops.spmm(indptr, indices, x)[1], count @ x, rtol=1e-10, atol=1e-8)
-    assert torch.equal(ops.spmm(indptr, indices, x, reduce="max")[1], x.max(0).values)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16, torch.bfloat16])
+def test_hubs_of_many_edges(dtype):
+    """Rows longer than what one thread reduces at once, whole pieces and not, beside short ones."""
+    lengths = torch.tensor([2, 100_000, 0, 8192, 8193, 16_384, 3])
+    indptr = torch.cat([torch.zeros(1, dtype=torch.int64), lengths.cumsum(0)])
+    indices = torch.randint(50, (int(indptr[-1]),), dtype=torch.int32)
+    x = torch.randint(-8, 9, (50, 33)).to(dtype) / 8  # sums are exact, and extremes have ties
+    weight = torch.randint(-2, 3, (len(indices),)).to(dtype)
+    for w in (None, weight):
+        for reduce in ("sum", "mean"):
+            out = ops.spmm(indptr, indices, x, w, reduce=reduce)
+            wanted = _reference.spmm(indptr, indices, x.double(), w, reduce)
+            assert torch.allclose(out, wanted.to(dtype), rtol=1e-6, atol=0)
+        for reduce in ("max", "min"):
+            out, arg = torch.ops.gnnx.spmm_extremum(indptr, indices, x, w, reduce)
+            wanted, first = _reference.spmm_extremum(indptr, indices, x, w, reduce)
+            assert torch.equal(out, wanted)
+            assert torch.equal(arg, first)
+
+
+def test_first_nan_of_a_hub_is_the_extreme():
+    indptr, indices = torch.tensor([0, 30_000]), torch.arange(30_000)
+    x = torch.zeros(30_000, 2)
+    x[20_000, 0] = x[25_000, 0] = float("nan")
+    for reduce in ("max", "min"):
+        out, arg = torch.ops.gnnx.spmm_extremum(indptr, indices, x, None, reduce)
+        assert out.isnan().tolist() == [[True, False]]
+        assert arg.tolist() == [[20_000, 0]]
 
 
 @pytest.mark.parametrize("reduce", REDUCES)
 def test_bits_do_not_depend_on_threads_or_repetition(reduce, monkeypatch):
     indptr, indices = graph(1, 3000, 2000, 60_000, torch.int32)
+    indptr = torch.cat([indptr, indptr[-1:] + 20_000])  # and a row that threads share
+    indices = torch.cat([indices, torch.randint(2000, (20_000,), dtype=torch.int32)])
     x = torch.randn(2000, 64, requires_grad=True)
-    weight = torch.rand(60_000, requires_grad=True)
-    seed = torch.randn(3000, 64)
+    weight = torch.rand(80_000, requires_grad=True)
+    seed = torch.randn(3001, 64)
 
     def results():
         out = ops.spmm(indptr, indices, x, weight, reduce=reduce)
@@ -296,8 +327,6 @@ def test_compile(backend, reduce):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16, torch.bfloat16])
 def test_reference_agrees(dtype, reduce):
     """The plain torch version, which serves devices without kernels, gives the same."""
-    from gnnx.ops import _numba, _reference
-
     indptr, indices = graph(9, 20, 15, 150, torch.int32)
     x = torch.from_numpy(ties(9, 15, 4)).to(dtype)
     x[3, 1] = float("nan")
@@ -353,3 +382,34 @@ def test_wrong_sddmm_arguments_are_named():
         ops.sddmm(INDPTR, INDICES, torch.ones(3, 3), X)
     with pytest.raises(UsageError, match=r"x_dst is 4 wide, .*; x_src is 3 wide"):
         ops.sddmm(INDPTR, INDICES, torch.ones(2, 4), X)
+
+
+LARGE = 1 << 20  # rows of 8: results of a size that keeps its pages
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_large_results_reuse_memory_and_are_tensors_like_others(dtype):
+    csr = torch.arange(LARGE + 1), torch.arange(LARGE, dtype=torch.int32)
+    x = torch.ones(LARGE, 8, dtype=dtype, requires_grad=True)
+    out = ops.spmm(*csr, x)
+    place = out.data_ptr()
+    assert place % 64 == 0
+    assert ops.spmm(*csr, x).data_ptr() != place  # while the first lives
+    out.add_(1).relu_()
+    out.sum().backward()
+    assert torch.equal(x.grad, torch.ones_like(x))
+    kept = out.detach()[:1]
+    del out
+    assert ops.spmm(*csr, x).data_ptr() != place  # a view of it lives
+    assert kept.tolist() == [[2.0] * 8]
+    del kept
+    assert ops.spmm(*csr, x).data_ptr() == place
+
+
+def test_results_are_made_when_no_more_are_kept(monkeypatch):
+    monkeypatch.setattr(pages, "available_bytes", lambda: LARGE)
+    pages._results.cache_clear()
+    csr = torch.arange(LARGE + 1), torch.arange(LARGE, dtype=torch.int32)
+    x = torch.randn(LARGE, 8)
+    assert torch.equal(ops.spmm(*csr, x), x)
+    pages._results.cache_clear()

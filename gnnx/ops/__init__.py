@@ -1,9 +1,10 @@
-"""Message passing on tensors: spmm, sddmm, the transpose of a CSR, and keyed dropout.
+"""Message passing on tensors: spmm, sddmm, edge softmax, attention, gather, transpose, dropout.
 
-Shapes: D destinations, S sources, E edges, R rows, F feature width. A CSR is ``indptr (D + 1,)
-int64`` and ``indices (E,) int32 or int64``: row d lists the sources of d, in any order, duplicates
-and loops included. Its transpose lists the same edges by source, with each edge's position in the
-CSR: a backward pass walks it without atomics, so that results are repeatable to the last bit.
+Shapes: D destinations, S sources, E edges, R rows, F feature width, H heads. A CSR is ``indptr
+(D + 1,) int64`` and ``indices (E,) int32 or int64``: row d lists the sources of d, in any order,
+duplicates and loops included. Its transpose lists the same edges by source, with each edge's
+position in the CSR: a backward pass walks it without atomics, so that results are repeatable to
+the last bit.
 
 Arguments are checked here, once: types, shapes, devices. The entries of `indptr` and `indices` are
 trusted. Below the public functions stand the operators of `gnnx.ops._operators`.
@@ -23,7 +24,7 @@ from gnnx.ops._numba import transpose_into
 if TYPE_CHECKING:
     from gnnx.random import Key
 
-__all__ = ["dropout", "sddmm", "spmm", "transpose"]
+__all__ = ["attention", "dropout", "edge_softmax", "gather", "sddmm", "spmm", "transpose"]
 
 Reduce: TypeAlias = Literal["sum", "mean", "max", "min"]
 Csr: TypeAlias = tuple[Tensor, Tensor, Tensor]
@@ -93,9 +94,10 @@ def sddmm(
     x_dst: Tensor,
     x_src: Tensor,
     *,
+    op: Literal["dot", "add"] = "dot",
     transpose: Csr | None = None,
 ) -> Tensor:
-    """Multiply the rows of the two ends of every edge: s_e = x_dst(e) . x_src(e).
+    """Combine the rows of the two ends of every edge: x_dst(e) . x_src(e), or their sum.
 
     Parameters
     ----------
@@ -107,18 +109,21 @@ def sddmm(
         (D, F), types as in `spmm`.
     x_src
         (S, F) of the dtype of `x_dst`.
+    op
+        The dot product of the rows, or their sum, such as scores of F heads.
     transpose
         As in `spmm`.
 
     Returns
     -------
     Tensor
-        (E,) of the dtype of `x_dst`, in the order of `indices`. Differentiable in both.
+        (E,) for a dot product, (E, F) for a sum, of the dtype of `x_dst`, in the order of
+        `indices`. Differentiable in both, any number of times.
 
     Raises
     ------
     UsageError
-        A dtype, shape or device is wrong.
+        A dtype, shape or device is wrong, or `op` is unknown.
     """
     _check_csr(indptr, indices)
     _check_features("sddmm", "x_dst", x_dst, indptr)
@@ -134,9 +139,130 @@ def sddmm(
             f"x_src is {x_src.shape[1]} wide, {x_src.dtype}",
             "Give both one width and one dtype.",
         )
+    if op not in {"dot", "add"}:
+        raise UsageError(f"sddmm: op is {op!r}", 'Give "dot" or "add".')
+    operator = _operators.sddmm if op == "dot" else _operators.sddmm_add
     parts = transpose or _NO_TRANSPOSE
-    out: Tensor = _operators.sddmm(indptr, indices, x_dst.contiguous(), x_src.contiguous(), *parts)
+    out: Tensor = operator(indptr, indices, x_dst.contiguous(), x_src.contiguous(), *parts)
     return out
+
+
+def edge_softmax(indptr: Tensor, logits: Tensor) -> Tensor:
+    """Softmax over each destination's edges: y_e = exp(z_e) / sum over the row's e' of exp(z_e').
+
+    Parameters
+    ----------
+    indptr
+        (D + 1,) int64; row d spans ``logits[indptr[d]:indptr[d + 1]]``.
+    logits
+        (E,) or (E, H), types as in `spmm`; each head by itself.
+
+    Returns
+    -------
+    Tensor
+        Of the shape and dtype of `logits`. Differentiable once.
+
+    Raises
+    ------
+    UsageError
+        A dtype, shape or device is wrong.
+    """
+    _check_csr(indptr, indptr)
+    columns = logits[:, None] if logits.dim() == 1 else logits
+    _check_features("edge_softmax", "logits", columns, indptr)
+    out: Tensor = _operators.edge_softmax(indptr, columns.contiguous())
+    return out.view(logits.shape)
+
+
+def attention(
+    indptr: Tensor,
+    indices: Tensor,
+    x: Tensor,
+    a_dst: Tensor,
+    a_src: Tensor,
+    *,
+    slope: float = 0.2,
+    transpose: Csr | None = None,
+) -> Tensor:
+    """Graph attention (Velickovic et al., 2018), fused: y_dh = sum_e w_eh x_src(e)h.
+
+    The weights w are the softmax over the row of LeakyReLU(a_dst(e)h + a_src(e)h). They are not
+    stored: one log-sum-exp a row and head is, and the backward pass computes them again.
+
+    Parameters
+    ----------
+    indptr
+        (D + 1,) int64; row d spans ``indices[indptr[d]:indptr[d + 1]]``.
+    indices
+        (E,) int32 or int64, sources, each in [0, S).
+    x
+        (S, H, F), types as in `spmm`.
+    a_dst
+        (D, H) of the dtype of `x`; float32 goes with float16 and bfloat16 too.
+    a_src
+        (S, H), likewise.
+    slope
+        Of the LeakyReLU below 0, at least 0.
+    transpose
+        As in `spmm`.
+
+    Returns
+    -------
+    Tensor
+        (D, H, F) of the dtype of `x`; rows without edges are 0. Differentiable once, in `x`,
+        `a_dst` and `a_src`.
+
+    Raises
+    ------
+    UsageError
+        A dtype, shape or device is wrong, or the slope is negative.
+    """
+    _check_csr(indptr, indices)
+    if x.dim() != 3:
+        raise UsageError(f"attention: x is {tuple(x.shape)}", "Give (S, H, F): heads apart.")
+    _check_features("attention", "x", x[:, :, 0], indptr)
+    for name, a, num_rows in (("a_dst", a_dst, len(indptr) - 1), ("a_src", a_src, len(x))):
+        _check_features("attention", name, a, indptr)
+        if a.shape != (num_rows, x.shape[1]):
+            raise UsageError(
+                f"attention: {name} is {tuple(a.shape)}, ({num_rows}, {x.shape[1]}) is needed",
+                "Give one number for every row and head.",
+            )
+        if a.dtype not in {x.dtype, torch.promote_types(x.dtype, torch.float32)}:
+            raise UsageError(
+                f"attention: {name} is {a.dtype}, x is {x.dtype}", f"Give {name}.to(x.dtype)."
+            )
+    if not slope >= 0:
+        raise UsageError(f"attention: slope is {slope}", "Give a slope of at least 0.")
+    keep = torch.is_grad_enabled() and any(t.requires_grad for t in (x, a_dst, a_src))
+    args = x.contiguous(), a_dst.contiguous(), a_src.contiguous(), float(slope), keep
+    out: Tensor = _operators.attention(indptr, indices, *args, *(transpose or _NO_TRANSPOSE))[0]
+    return out
+
+
+def gather(x: Tensor, index: Tensor) -> Tensor:
+    """Copy rows: y_r = x_index(r).
+
+    Parameters
+    ----------
+    x
+        (S, F), types as in `spmm`.
+    index
+        (R,) int32 or int64, each in [0, S), in any order, duplicates included.
+
+    Returns
+    -------
+    Tensor
+        (R, F) of the dtype of `x`. Differentiable any number of times: the gradients of a row
+        are summed in the order of `index`.
+
+    Raises
+    ------
+    UsageError
+        A dtype, shape or device is wrong.
+    """
+    indptr = torch.arange(len(index) + 1, device=index.device)  # a sum over one edge a row
+    return spmm(indptr, index.contiguous(), x)
 
 
 def transpose(indptr: Tensor, indices: Tensor, num_src: int, out: Csr | None = None) -> Csr:

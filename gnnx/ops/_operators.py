@@ -2,7 +2,7 @@
 
 They are operators of `torch.library`, so that autograd, `torch.compile` and every device reach
 them alike. `_reference` serves each device for which no faster kernel is registered; a new device
-adds a file of kernels and a line for each to register it.
+adds a file of kernels and a line in `_BACKENDS`.
 
 Shapes: D destinations, S sources, E edges, F feature width. The gradients of spmm and sddmm are
 made of the two, over the transposed order: nothing of size E x F, no atomics.
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from gnnx.ops import _numba, _reference
+from gnnx.ops import _cuda, _numba, _reference
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -25,27 +25,50 @@ _CSR = "Tensor indptr, Tensor indices"
 _TRANSPOSE = "Tensor? t_indptr, Tensor? t_indices, Tensor? t_edge"
 _SCHEMAS = {
     "transpose": f"({_CSR}, SymInt num_src) -> (Tensor, Tensor, Tensor)",
-    "spmm": f"({_CSR}, Tensor x, Tensor? weight, str reduce, {_TRANSPOSE}) -> Tensor",
+    "spmm": f"({_CSR}, Tensor x, Tensor? weight, str reduce, {_TRANSPOSE}, Tensor? edge=None)"
+    " -> Tensor",
     "spmm_extremum": f"({_CSR}, Tensor x, Tensor? weight, str reduce) -> (Tensor, Tensor)",
     "extremum_grad_x": "(Tensor grad, Tensor arg, Tensor indices, Tensor? weight, SymInt num_src)"
     " -> Tensor",
     "extremum_grad_weight": "(Tensor grad, Tensor arg, Tensor indices, Tensor x) -> Tensor",
     "sddmm": f"({_CSR}, Tensor x_dst, Tensor x_src, {_TRANSPOSE}) -> Tensor",
+    "sddmm_add": f"({_CSR}, Tensor x_dst, Tensor x_src, {_TRANSPOSE}) -> Tensor",
+    "edge_softmax": "(Tensor indptr, Tensor logits) -> Tensor",
+    "edge_softmax_grad": "(Tensor indptr, Tensor out, Tensor grad) -> Tensor",
+    "attention": f"({_CSR}, Tensor x, Tensor a_dst, Tensor a_src, float slope, bool keep, "
+    f"{_TRANSPOSE}) -> (Tensor, Tensor, Tensor, Tensor)",
+    "attention_grad": f"({_CSR}, Tensor x, Tensor a_dst, Tensor a_src, float slope, Tensor out, "
+    "Tensor lse, Tensor positive, Tensor share, Tensor grad, Tensor t_indptr, Tensor t_indices)"
+    " -> (Tensor, Tensor, Tensor)",
     "dropout": "(Tensor x, Tensor row_id, float p, SymInt[] key) -> Tensor",
 }
 
 
+# Not `custom_op`: each kernel it wraps imports torch's compiler when first called, over a second.
+_library: Any = torch.library.Library("gnnx", "DEF")  # type: ignore[no-untyped-call]
+_BACKENDS = {
+    "CPU": _numba,
+    "CUDA": _cuda,
+}  # by torch's dispatch key; a backend serves the operators it names
+
+
 def _operator(name: str, fake: Callable[..., Any]) -> Any:
-    """Define gnnx::name with the kernel of that name in each backend.
+    """Define gnnx::name with the kernel of that name in each backend that has one.
 
     `fake` gives outputs of the right shapes and dtypes without computing them.
     """
-    op = torch.library.custom_op(
-        f"gnnx::{name}", getattr(_reference, name), mutates_args=(), schema=_SCHEMAS[name]
-    )
-    op.register_kernel("cpu")(getattr(_numba, name))
-    op.register_fake(fake)
-    return op
+    _library.define(name + _SCHEMAS[name], tags=torch.Tag.pt2_compliant_tag)
+    _library.impl(name, getattr(_reference, name), "CompositeExplicitAutograd")
+    for key, backend in _BACKENDS.items():
+        if hasattr(backend, name):
+            _library.impl(name, getattr(backend, name), key)
+    torch.library.register_fake(f"gnnx::{name}", fake, lib=_library)
+    return getattr(torch.ops.gnnx, name).default
+
+
+def _differentiable(name: str, backward: Callable[..., Any], keep: Callable[..., Any]) -> None:
+    """Give gnnx::name a gradient; `keep` saves in the forward pass what `backward` needs."""
+    torch.library.register_autograd(f"gnnx::{name}", backward, setup_context=keep, lib=_library)
 
 
 def _fake_transpose(indptr: Tensor, indices: Tensor, num_src: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -55,8 +78,13 @@ def _fake_transpose(indptr: Tensor, indices: Tensor, num_src: int) -> tuple[Tens
 transpose = _operator("transpose", _fake_transpose)
 
 
-# spmm, sum and mean: y_d = sum_e w_e x_src(e), so dx is spmm of dy over the transpose and dw_e is
-# dy_dst(e) . x_src(e).
+# spmm: y_d = sum_e w_e x_src(e), for a mean divided by the row's edges. Its gradient dx is spmm of
+# dy over the transpose, and where y_d was divided dy_d is: by the edges of what is a source there,
+# which `reduce="spread"` says. So neither a scaled gradient nor a permuted copy of the weights is
+# made: the transpose reads the weight of its edge e at t_edge[e], as this order does at edge[e] if
+# it is itself a transpose. dw_e is dy_dst(e) . x_src(e).
+
+_DUAL = {"sum": "sum", "mean": "spread", "spread": "mean"}
 
 
 def _fake_spmm(indptr: Tensor, indices: Tensor, x: Tensor, *_: Any) -> Tensor:
@@ -74,23 +102,35 @@ def _keep_spmm(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
 
 
 def _spmm_backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-    indptr, indices, x, weight, *parts = ctx.saved_tensors
+    indptr, indices, x, weight, *parts, edge = ctx.saved_tensors
     grad = grad.contiguous()
-    if ctx.reduce == "mean":
-        wide = torch.promote_types(grad.dtype, torch.float32)
-        grad = grad / indptr.diff().clamp(min=1).to(wide)[:, None]
     dx = dw = None
     if ctx.needs_input_grad[2]:
-        t_indptr, t_indices, edge = _transposed(indptr, indices, ctx.num_src, parts)
-        w = None if weight is None else weight.index_select(0, edge)
-        dx = spmm(t_indptr, t_indices, grad, w, "sum", None, None, None).to(ctx.dtype)
+        t_indptr, t_indices, t_edge = _transposed(indptr, indices, ctx.num_src, parts)
+        args = grad, weight, _DUAL[ctx.reduce], indptr, indices, edge, t_edge
+        dx = spmm(t_indptr, t_indices, *args).to(ctx.dtype)
     if ctx.needs_input_grad[3]:
+        t_indptr, t_indices, _ = parts
         grad = grad.to(torch.promote_types(grad.dtype, weight.dtype))
-        dw = sddmm(indptr, indices, grad, x, *parts).to(weight.dtype)
-    return None, None, dx, dw, None, None, None, None
+        if ctx.reduce == "mean":
+            grad = _divided(grad, indptr)
+        elif ctx.reduce == "spread":
+            x = _divided(x, t_indptr)
+        if edge is None:
+            dw = sddmm(indptr, indices, grad, x, *parts)
+        else:  # the weights are in the order of the transpose
+            dw = sddmm(t_indptr, t_indices, x, grad, indptr, indices, edge)
+        dw = dw.to(weight.dtype)
+    return None, None, dx, dw, None, None, None, None, None
 
 
-spmm.register_autograd(_spmm_backward, setup_context=_keep_spmm)
+def _divided(x: Tensor, indptr: Tensor) -> Tensor:
+    """Rows over their numbers of edges, in at least float32."""
+    wide = torch.promote_types(x.dtype, torch.float32)
+    return x / indptr.diff().clamp(min=1).to(wide)[:, None]
+
+
+_differentiable("spmm", _spmm_backward, _keep_spmm)
 
 
 # spmm, max and min: y_d = w_e x_src(e) of the one edge e = arg_d, column by column.
@@ -142,7 +182,7 @@ def _extremum_backward(ctx: Any, grad: Tensor, _: Any) -> tuple[Tensor | None, .
     return None, None, dx, dw, None
 
 
-spmm_extremum.register_autograd(_extremum_backward, setup_context=_keep_extremum)
+_differentiable("spmm_extremum", _extremum_backward, _keep_extremum)
 
 
 # sddmm: s_e = a_dst(e) . b_src(e), so da is spmm of b weighted by ds, and db the same, transposed.
@@ -167,13 +207,130 @@ def _sddmm_backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
     if ctx.needs_input_grad[2]:
         d_dst = spmm(indptr, indices, x_src, grad, "sum", *parts).to(x_dst.dtype)
     if ctx.needs_input_grad[3]:
-        t_indptr, t_indices, edge = _transposed(indptr, indices, x_src.shape[0], parts)
-        w = grad.index_select(0, edge)
-        d_src = spmm(t_indptr, t_indices, x_dst, w, "sum", None, None, None).to(x_src.dtype)
+        t_indptr, t_indices, t_edge = _transposed(indptr, indices, x_src.shape[0], parts)
+        args = x_dst, grad, "sum", indptr, indices, None, t_edge
+        d_src = spmm(t_indptr, t_indices, *args).to(x_src.dtype)
     return None, None, d_dst, d_src, None, None, None
 
 
-sddmm.register_autograd(_sddmm_backward, setup_context=_keep_sddmm)
+_differentiable("sddmm", _sddmm_backward, _keep_sddmm)
+
+
+# sddmm_add: z_e = a_dst(e) + b_src(e), so da and db are sums of dz over the edges of either order.
+
+
+def _fake_sddmm_add(
+    indptr: Tensor, indices: Tensor, x_dst: Tensor, x_src: Tensor, *_: Any
+) -> Tensor:
+    return x_dst.new_empty(indices.shape[0], x_dst.shape[1])
+
+
+sddmm_add = _operator("sddmm_add", _fake_sddmm_add)
+
+
+def _keep_sddmm_add(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    indptr, indices, _, x_src, *parts = inputs
+    ctx.num_src = x_src.shape[0]
+    ctx.save_for_backward(indptr, indices, *parts)
+
+
+def _sddmm_add_backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    indptr, indices, *parts = ctx.saved_tensors
+    grad = grad.contiguous()
+    d_dst = d_src = None
+    if ctx.needs_input_grad[2]:
+        edges = torch.arange(indices.shape[0], dtype=indices.dtype, device=indices.device)
+        d_dst = spmm(indptr, edges, grad, None, "sum", None, None, None)
+    if ctx.needs_input_grad[3]:
+        t_indptr, _, t_edge = _transposed(indptr, indices, ctx.num_src, parts)
+        d_src = spmm(t_indptr, t_edge, grad, None, "sum", None, None, None)
+    return None, None, d_dst, d_src, None, None, None
+
+
+_differentiable("sddmm_add", _sddmm_add_backward, _keep_sddmm_add)
+
+
+# edge_softmax: y_e = exp(z_e) / sum over the row, so dz_e = y_e (dy_e - sum over the row of y dy).
+
+
+def _fake_edge_softmax(indptr: Tensor, logits: Tensor) -> Tensor:
+    return torch.empty_like(logits)
+
+
+def _fake_edge_softmax_grad(indptr: Tensor, out: Tensor, grad: Tensor) -> Tensor:
+    return torch.empty_like(out)
+
+
+edge_softmax = _operator("edge_softmax", _fake_edge_softmax)
+edge_softmax_grad = _operator("edge_softmax_grad", _fake_edge_softmax_grad)
+
+
+def _keep_edge_softmax(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    ctx.save_for_backward(inputs[0], output)
+
+
+def _edge_softmax_backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    return None, edge_softmax_grad(*ctx.saved_tensors, grad.contiguous())
+
+
+_differentiable("edge_softmax", _edge_softmax_backward, _keep_edge_softmax)
+
+
+# attention: weights exp(score - lse) are computed again in the backward pass; what is stored is of
+# the size of the nodes.
+
+
+def _fake_attention(
+    indptr: Tensor,
+    indices: Tensor,
+    x: Tensor,
+    a_dst: Tensor,
+    a_src: Tensor,
+    slope: float,
+    keep: bool,
+    *_: Any,
+) -> tuple[Tensor, ...]:
+    wide = torch.promote_types(x.dtype, torch.float32)
+    num_rows, *head = indptr.shape[0] - 1, *x.shape[1:]
+    kept = num_rows if keep else 0
+    return (
+        x.new_empty(num_rows, *head),
+        x.new_empty(num_rows, head[0], dtype=wide),
+        x.new_empty(kept, *head, dtype=wide),
+        x.new_empty(kept, head[0], dtype=wide),
+    )
+
+
+attention = _operator("attention", _fake_attention)
+
+
+def _fake_attention_grad(
+    indptr: Tensor, indices: Tensor, x: Tensor, a_dst: Tensor, a_src: Tensor, *_: Any
+) -> tuple[Tensor, Tensor, Tensor]:
+    return torch.empty_like(x), torch.empty_like(a_dst), torch.empty_like(a_src)
+
+
+attention_grad = _operator("attention_grad", _fake_attention_grad)
+
+
+def _keep_attention(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    *tensors, ctx.slope, ctx.keep, t_indptr, t_indices, t_edge = inputs
+    ctx.mark_non_differentiable(*output[1:])
+    ctx.save_for_backward(*tensors, *output, t_indptr, t_indices, t_edge)
+
+
+def _attention_backward(ctx: Any, grad: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
+    indptr, indices, x, a_dst, a_src, out, lse, positive, share, *parts = ctx.saved_tensors
+    args = indptr, indices, x, a_dst, a_src, ctx.slope
+    if not ctx.keep:
+        _, _, positive, share = attention(*args, True, *parts)
+    t_indptr, t_indices, _ = _transposed(indptr, indices, x.shape[0], parts)
+    kept = out, lse, positive, share, grad.contiguous()
+    gradients = attention_grad(*args, *kept, t_indptr, t_indices)
+    return None, None, *gradients, None, None, None, None, None
+
+
+_differentiable("attention", _attention_backward, _keep_attention)
 
 
 # dropout: y = x m / (1 - p), and so is its gradient, with the same mask.
@@ -196,7 +353,7 @@ def _dropout_backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
     return dropout(grad.contiguous(), row_id, ctx.p, ctx.key), None, None, None
 
 
-dropout.register_autograd(_dropout_backward, setup_context=_keep_dropout)
+_differentiable("dropout", _dropout_backward, _keep_dropout)
 
 
 def _transposed(

@@ -23,11 +23,23 @@ def transpose(indptr: Tensor, indices: Tensor, num_src: int) -> tuple[Tensor, Te
     return t_indptr, _rows(indptr)[order].to(indices.dtype), order.to(indices.dtype)
 
 
-def spmm(
-    indptr: Tensor, indices: Tensor, x: Tensor, weight: Tensor | None, reduce: str, *_: object
+def spmm(  # noqa: PLR0913 - as the operator has them
+    indptr: Tensor,
+    indices: Tensor,
+    x: Tensor,
+    weight: Tensor | None,
+    reduce: str,
+    t_indptr: Tensor | None = None,
+    t_indices: Tensor | None = None,
+    t_edge: Tensor | None = None,
+    edge: Tensor | None = None,
 ) -> Tensor:
-    """Sum or mean over each row's edges."""
+    """Sum over each row's edges; "mean" divides by the row's edges, "spread" by the source's."""
+    if weight is not None and edge is not None:
+        weight = weight.index_select(0, edge)
     messages = _messages(indices, x, weight)
+    if reduce == "spread" and t_indptr is not None:
+        messages /= t_indptr.diff().clamp(min=1).index_select(0, indices)[:, None]
     out = messages.new_zeros(len(indptr) - 1, x.shape[1]).index_add(0, _rows(indptr), messages)
     if reduce == "mean":
         out /= indptr.diff().clamp(min=1)[:, None]
@@ -81,6 +93,74 @@ def sddmm(indptr: Tensor, indices: Tensor, x_dst: Tensor, x_src: Tensor, *_: obj
     return ends.sum(1).to(dtype)
 
 
+def sddmm_add(indptr: Tensor, indices: Tensor, x_dst: Tensor, x_src: Tensor, *_: object) -> Tensor:
+    """Sum of the two ends' rows on every edge."""
+    ends = _wide(x_dst)[_rows(indptr)] + _wide(x_src).index_select(0, indices)
+    return ends.to(x_dst.dtype)
+
+
+def edge_softmax(indptr: Tensor, logits: Tensor) -> Tensor:
+    """Softmax of each head over each row's edges."""
+    return _softmax(indptr, _wide(logits))[0].to(logits.dtype)
+
+
+def edge_softmax_grad(indptr: Tensor, out: Tensor, grad: Tensor) -> Tensor:
+    """Gradient by the logits: y (dy - sum over the row of y dy)."""
+    y, dy, rows = _wide(out), _wide(grad), _rows(indptr)
+    total = y.new_zeros(len(indptr) - 1, y.shape[1]).index_add(0, rows, y * dy)
+    return (y * (dy - total[rows])).to(out.dtype)
+
+
+def attention(
+    indptr: Tensor,
+    indices: Tensor,
+    x: Tensor,
+    a_dst: Tensor,
+    a_src: Tensor,
+    slope: float,
+    keep: bool,
+    *_: object,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Weighted sums, log-sum-exp of the scores, and the part and share of positive scores."""
+    rows, score = _rows(indptr), sddmm_add(indptr, indices, _wide(a_dst), _wide(a_src))
+    weights, lse = _softmax(indptr, torch.where(score > 0, score, slope * score))
+    messages = weights[:, :, None] * _wide(x).index_select(0, indices)
+    out = messages.new_zeros(len(indptr) - 1, *x.shape[1:]).index_add(0, rows, messages)
+    above = (score > 0).to(out.dtype)
+    positive = torch.zeros_like(out).index_add(0, rows, messages * above[:, :, None])
+    share = torch.zeros_like(lse).index_add(0, rows, weights * above)
+    kept = slice(None if keep else 0)
+    return out.to(x.dtype), lse, positive[kept], share[kept]
+
+
+def attention_grad(  # noqa: PLR0913 - as the operator has them
+    indptr: Tensor,
+    indices: Tensor,
+    x: Tensor,
+    a_dst: Tensor,
+    a_src: Tensor,
+    slope: float,
+    out: Tensor,
+    lse: Tensor,
+    positive: Tensor,
+    share: Tensor,
+    grad: Tensor,
+    *_: object,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients by x, a_dst and a_src, edge by edge: `positive` and `share` are not needed."""
+    rows, score = _rows(indptr), sddmm_add(indptr, indices, _wide(a_dst), _wide(a_src))
+    weights = (torch.where(score > 0, score, slope * score) - lse[rows]).exp()
+    dy = _wide(grad)
+    mean = (dy * _wide(out)).sum(2)
+    product = (dy[rows] * _wide(x).index_select(0, indices)).sum(2)
+    steep = torch.where(score > 0, torch.ones_like(score), slope)
+    d_score = weights * (product - mean[rows]) * steep
+    dx = _wide(torch.zeros_like(x)).index_add(0, indices, weights[:, :, None] * dy[rows])
+    d_dst = _wide(torch.zeros_like(a_dst)).index_add(0, rows, d_score)
+    d_src = _wide(torch.zeros_like(a_src)).index_add(0, indices, d_score)
+    return dx.to(x.dtype), d_dst.to(a_dst.dtype), d_src.to(a_src.dtype)
+
+
 def dropout(x: Tensor, row_id: Tensor, p: float, key: list[int]) -> Tensor:
     """Zero or scale each element by a draw of its key, row id and column."""
     state = _signed(mix_int(Key(*key).fold() ^ _DROPOUT))
@@ -94,6 +174,18 @@ def _rows(indptr: Tensor) -> Tensor:
     """Destination of every edge, (E,) int64."""
     rows = torch.arange(len(indptr) - 1, device=indptr.device)
     return torch.repeat_interleave(rows, indptr.diff())
+
+
+def _softmax(indptr: Tensor, logits: Tensor) -> tuple[Tensor, Tensor]:
+    """Softmax (E, H) over each row's edges, and log-sum-exp (D, H), 0 in empty rows."""
+    rows = _rows(indptr)
+    highest = logits.new_zeros(len(indptr) - 1, logits.shape[1]).scatter_reduce(
+        0, rows[:, None].expand_as(logits), logits, "amax", include_self=False
+    )
+    power = (logits - highest[rows]).exp()
+    total = torch.zeros_like(highest).index_add(0, rows, power)
+    filled = (indptr.diff() > 0)[:, None]
+    return power / total[rows], torch.where(filled, highest + total.log(), 0.0)
 
 
 def _messages(indices: Tensor, x: Tensor, weight: Tensor | None) -> Tensor:
