@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import nn
 
-from gnnx.errors import DataError, RunError, UsageError
+from gnnx.errors import DataError, ResourceError, RunError, UsageError
 from gnnx.inference import parameter_dtype, stream
 from gnnx.loader import Loader
 from gnnx.memory import Tier, peak_rss_bytes, rss_bytes
@@ -429,11 +429,17 @@ class Trainer:
             "generator": torch.get_rng_state(),
         }
         partial = path.with_suffix(".partial")
-        with partial.open("wb") as file:
-            torch.save(content, file)
-            file.flush()
-            os.fsync(file.fileno())
-        partial.replace(path)  # atomic: a kill leaves the old state or the new one
+        try:
+            with partial.open("wb") as file:
+                torch.save(content, file)
+                file.flush()
+                os.fsync(file.fileno())
+            partial.replace(path)  # atomic: a kill leaves the old state or the new one
+        except OSError as error:
+            partial.unlink(missing_ok=True)
+            raise ResourceError(
+                f"{path}: {error.strerror or error}", "Free some space, or give another folder."
+            ) from None
 
     def _restore(self, state: _State, scheduler: Any) -> None:
         path = self._checkpoint_path()

@@ -221,6 +221,18 @@ def test_infer_writes_a_row_a_node(graph, tmp_path):
     assert np.mean(right[160:]) == pytest.approx(trained["test_accuracy"])
 
 
+def test_infer_on_features_of_another_width(graph, tmp_path):
+    run("train", graph, *TRAIN, "--checkpoint", tmp_path / "run")
+    other, x = tmp_path / "other", tmp_path / "x.npy"
+    np.save(x, np.zeros((3, 5), np.float32))
+    (tmp_path / "e.txt").write_text("0 1\n")
+    run("prepare", tmp_path / "e.txt", other, "--features", x)
+    out = tmp_path / "logits.npy"
+    error = run("infer", other, "--checkpoint", tmp_path / "run", "--out", out, code=2)["error"]
+    assert error["cause"] == f"{other}: 5 features a node, {tmp_path / 'run'}: 8"
+    assert not out.exists()
+
+
 def test_infer_without_checkpoint(graph, tmp_path):
     out = tmp_path / "logits.npy"
     error = run("infer", graph, "--checkpoint", tmp_path, "--out", out, code=3)["error"]
