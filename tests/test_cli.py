@@ -39,13 +39,14 @@ def toy(error: BaseException | None = None, exit_code: int = 0) -> typer.Typer:
 
 
 def test_help_is_quick_and_light():
+    """In seconds of the processor, since other work may share it."""
     probe = (
-        "import sys, time; begin = time.perf_counter()\n"
+        "import sys, time; begin = time.process_time()\n"
         "from gnnx.cli import app\n"
         "try: app(['--help'])\n"
         "except SystemExit as end: assert end.code == 0\n"
         "heavy = {'torch', 'numba', 'numpy', 'pyarrow'} & set(sys.modules)\n"
-        "print(time.perf_counter() - begin, *heavy, file=sys.stderr)"
+        "print(time.process_time() - begin, *heavy, file=sys.stderr)"
     )
     best = min(_probe(probe) for _ in range(3))
     assert best <= 0.5
