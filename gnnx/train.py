@@ -72,6 +72,8 @@ class EpochReport:
     rows_hit: int
     rows_from_disk: int
     disk_read_bytes: int
+    fill_bytes: int
+    """Read before the epoch to fill the cache, which evaluation empties where HOST is short."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -335,6 +337,7 @@ class Trainer:
             rows_hit=stats.rows_hit,
             rows_from_disk=stats.rows_from_disk,
             disk_read_bytes=stats.disk_read_bytes,
+            fill_bytes=stats.fill_bytes,
         )
         state.add(report, self.model)
 

@@ -104,6 +104,7 @@ def test_report_is_plain_and_adds_up(folder):
     for epoch in report.epochs:
         assert epoch.rows_requested == epoch.rows_hit + epoch.rows_from_disk
         assert 0 <= epoch.val_accuracy <= 1
+        assert epoch.fill_bytes > 0  # evaluation has taken the cache's memory
     best = max(report.epochs, key=lambda epoch: epoch.val_accuracy)
     assert report.val_accuracy == best.val_accuracy
     assert report.memory.base_rss_bytes < report.memory.peak_rss_bytes
