@@ -28,7 +28,7 @@ def partition(
     ] = 1,
     method: Annotated[
         Literal["quality", "stream", "random"],
-        typer.Option(help="KaMinPar and refinement, passes over the edges, or chance."),
+        typer.Option(help="The best of KaMinPar and stream; passes over the edges; chance."),
     ] = "quality",
     order: Annotated[
         Literal["readers", "id"],

@@ -16,7 +16,7 @@ from gnnx.errors import RunError, UsageError
 from gnnx.memory import Tier
 from gnnx.partition import _kernels
 from gnnx.partition.measure import Quality, measure
-from gnnx.partition.multilevel import Abandoned, multilevel_parts
+from gnnx.partition.multilevel import Abandoned, multilevel_parts, require_kaminpar
 from gnnx.partition.problem import WEIGHTS, Problem
 from gnnx.partition.relabel import Relabeller
 from gnnx.partition.stream import StreamSearch
@@ -86,8 +86,8 @@ def partition(  # noqa: PLR0913 - each argument is an option of the verb
     num_parts
         P, at most N; with 1 the nodes are ordered alone.
     method
-        ``"quality"``: KaMinPar, then moves that lower alpha. ``"stream"``: placed and moved in
-        passes over the edges. ``"random"``.
+        ``"stream"``: placed and moved in passes over the edges. ``"quality"``: also by KaMinPar
+        and moves that lower its alpha; the better of the two. ``"random"``.
     order
         Of the nodes of a part.
     balance
@@ -136,8 +136,8 @@ def partition(  # noqa: PLR0913 - each argument is an option of the verb
         )
         with store.DatasetWriter(out, overwrite=overwrite, ledger=opened.ledger) as writer:
             part = opened.ledger.empty(num_nodes, np.int32, Tier.HOST, "partition")
-            method = _assign(problem, part, method, (writer.partial, seed, time_limit_s), notes)
-            quality = measure(problem, part)
+            options = (writer.partial, seed, time_limit_s)
+            method, quality = _assign(problem, part, method, options, notes)
             if quality.cut_share > _MUCH_CUT and method != "random":
                 _tell(
                     notes,
@@ -162,25 +162,35 @@ def _assign(
     method: Method,
     options: tuple[Path, int, float],
     notes: list[str],
-) -> Method:
-    """Give every node a part; returns the method that did it."""
+) -> tuple[Method, Quality]:
+    """Give every node a part; returns the method that did it and what the parts cost."""
     folder, seed, time_limit_s = options
     if problem.num_parts == 1:
         part[:] = 0
-        return method
+        return method, measure(problem, part)
     if method == "quality":
-        try:
-            multilevel_parts(problem, part, folder=folder, seed=seed, time_limit_s=time_limit_s)
-            StreamSearch(problem).refine(part)
-        except Abandoned as failure:
-            _tell(notes, f"{failure}: the parts are by the method stream")
-            method = "stream"
+        require_kaminpar()
     if method == "random":
         random_parts(part, problem.num_parts, seed)
-    elif method == "stream":
+    else:
         StreamSearch(problem).place(part)
     fill_empty_parts(part, problem.num_parts)
-    return method
+    quality = measure(problem, part)
+    if method != "quality":
+        return method, quality
+    other = problem.graph.ledger.empty(len(part), np.int32, Tier.HOST, "partition")
+    try:
+        multilevel_parts(problem, other, folder=folder, seed=seed, time_limit_s=time_limit_s)
+    except Abandoned as failure:
+        _tell(notes, f"{failure}: the parts are by the method stream")
+        return "stream", quality
+    StreamSearch(problem).refine(other)
+    fill_empty_parts(other, problem.num_parts)
+    by_other = measure(problem, other)
+    if by_other.alpha < quality.alpha:
+        np.copyto(part, other)
+        quality = by_other
+    return method, quality
 
 
 def random_parts(part: NDArray[np.int32], num_parts: int, seed: int) -> None:
@@ -211,7 +221,7 @@ def fill_empty_parts(part: NDArray[np.int32], num_parts: int) -> None:
     """
     sizes = np.zeros(num_parts, np.int64)
     _kernels.count_values(part, sizes)
-    for empty in np.flatnonzero(sizes == 0):
+    for empty in np.flatnonzero(sizes == 0) if len(part) else ():
         largest = int(sizes.argmax())
         part[_kernels.last_of(part, largest)] = empty
         sizes[largest] -= 1

@@ -42,6 +42,21 @@ class Abandoned(Exception):  # noqa: N818 - what happened, not a defect
     """KaMinPar gave no parts; says why."""
 
 
+def require_kaminpar() -> None:
+    """Refuse to begin without KaMinPar.
+
+    Raises
+    ------
+    UsageError
+        It is not installed.
+    """
+    if importlib.util.find_spec("kaminpar") is None:
+        raise UsageError(
+            "the method quality needs the package kaminpar, which is not installed",
+            "Install gnnx[partition], or give --method stream.",
+        )
+
+
 def multilevel_parts(
     problem: Problem, part: NDArray[np.int32], *, folder: Path, seed: int, time_limit_s: float
 ) -> None:
@@ -62,16 +77,9 @@ def multilevel_parts(
 
     Raises
     ------
-    UsageError
-        KaMinPar is not installed.
     Abandoned
         It took too long, or failed.
     """
-    if importlib.util.find_spec("kaminpar") is None:
-        raise UsageError(
-            "the method quality needs the package kaminpar, which is not installed",
-            "Install gnnx[partition], or give --method stream.",
-        )
     with tempfile.TemporaryDirectory(prefix="gnnx-", dir=folder) as name:
         source, found = Path(name) / "graph.parhip", Path(name) / "parts"
         _Symmetric(problem).write(source)
