@@ -82,7 +82,7 @@ def multilevel_parts(
     """
     with tempfile.TemporaryDirectory(prefix="gnnx-", dir=folder) as name:
         source, found = Path(name) / "graph.parhip", Path(name) / "parts"
-        _Symmetric(problem).write(source)
+        Symmetric(problem).write(source)
         command = [sys.executable, str(_CHILD), str(source), str(found)]
         command += [str(problem.num_parts), str(problem.imbalance), str(seed)]
         _wait(command, time_limit_s, problem)
@@ -113,11 +113,16 @@ def _wait(command: list[str], time_limit_s: float, problem: Problem) -> None:
             raise Abandoned(f"KaMinPar ended with code {child.returncode}: {last}")
 
 
-class _Symmetric:
+class Symmetric:
     """Writes a graph without directions, loops and parallel edges, in ranges that fit the memory.
 
     A first pass counts the entries of each row, parallel ones too; then there is a pass for each
     range of rows whose entries fit, to gather them.
+
+    Parameters
+    ----------
+    problem
+        Whose graph and weights.
     """
 
     def __init__(self, problem: Problem) -> None:
@@ -126,7 +131,18 @@ class _Symmetric:
         self._index = np.dtype(np.uint32 if self._narrow else np.uint64)
 
     def write(self, path: Path) -> None:
-        """Write the file in the binary format of ParHIP: header, offsets, ids, weights of nodes."""
+        """Write the file in the binary format of ParHIP: header, offsets, ids, weights of nodes.
+
+        Parameters
+        ----------
+        path
+            The file.
+
+        Raises
+        ------
+        ResourceError
+            The disk has not that much room.
+        """
         num_nodes, num_edges, _ = self._problem.totals
         size = 24 + 8 * (num_nodes + 1) + 2 * num_edges * self._index.itemsize + 8 * num_nodes
         free = shutil.disk_usage(path.parent).free
