@@ -275,6 +275,56 @@ def count_entries(
 
 
 @kernel
+def distribute(
+    piece: Any,
+    begin: Any,
+    num_nodes: Any,
+    mirror: Any,
+    drop_loops: Any,
+    shift: Any,
+    touched: Any,
+    looped: Any,
+    slots: Any,
+    used: Any,
+    state: Any,
+) -> Any:
+    """Check edges of a piece from `begin` on, and put each into the slots of its buckets.
+
+    Marks nodes as `count_entries` does and adds the loops to `state[0]`. Stops after an edge that
+    fills a slot, whose bucket, or two of them, go to `state[1:]`, or at an edge with an id outside
+    [0, N); returns the edge to go on from.
+    """
+    size = slots.shape[1]
+    for i in range(begin, piece.num_edges):
+        src, dst = _edge(piece, i)
+        if src < 0 or src >= num_nodes or dst < 0 or dst >= num_nodes:
+            return i
+        _mark(touched, src)
+        if src == dst:
+            _mark(looped, src)
+            state[0] += 1
+            if drop_loops:
+                continue
+        else:
+            _mark(touched, dst)
+        bucket = dst >> shift
+        full = False
+        for turn in range(2):
+            slots[bucket, used[bucket], 0] = src
+            slots[bucket, used[bucket], 1] = dst
+            used[bucket] += 1
+            if used[bucket] == size:
+                state[1 + turn] = bucket
+                full = True
+            if not mirror or src >> shift == bucket:
+                break
+            bucket = src >> shift
+        if full:
+            return i + 1
+    return piece.num_edges
+
+
+@kernel
 def count_rows(
     piece: Any,
     first_row: Any,
