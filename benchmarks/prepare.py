@@ -25,8 +25,8 @@ from gnnx.memory import peak_rss_bytes, rss_bytes
 from gnnx.prepare import prepare
 
 folder, source, num_nodes, memory = sys.argv[1:]
-np.save(folder + "/few.npy", np.load(source, mmap_mode="r")[:1000])
-for options in ({"memory": "4MiB", "num_nodes": 1 << 20}, {"num_nodes": int(num_nodes)}):
+np.save(folder + "/few.npy", np.load(source, mmap_mode="r")[:1000] % 1000)
+for options in ({"memory": "6MiB", "num_nodes": 1 << 20}, {"num_nodes": int(num_nodes)}):
     prepare(folder + "/few.npy", folder + "/out", overwrite=True, **options)  # compiles
 with open("/proc/self/clear_refs", "w") as file:
     file.write("5")
@@ -56,7 +56,7 @@ def make_pairs(path: Path, num_nodes: int, num_edges: int) -> None:
 def run(folder: Path, source: Path, num_nodes: int, memory: str) -> dict[str, Any]:
     """Prepare in a process of its own; prints and returns what it measured."""
     command = [sys.executable, "-c", SCRIPT, str(folder), str(source), str(num_nodes), memory]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
     found: dict[str, Any] = json.loads(done.stdout)
     stages = ", ".join(f"{name} until {at:.1f} s" for name, at in found["stages"].items())
     print(

@@ -282,6 +282,8 @@ def distribute(
     mirror: Any,
     drop_loops: Any,
     shift: Any,
+    first: Any,
+    last: Any,
     touched: Any,
     looped: Any,
     slots: Any,
@@ -290,35 +292,43 @@ def distribute(
 ) -> Any:
     """Check edges of a piece from `begin` on, and put each into the slots of its buckets.
 
-    Marks nodes as `count_entries` does and adds the loops to `state[0]`. Stops after an edge that
-    fills a slot, whose bucket, or two of them, go to `state[1:]`, or at an edge with an id outside
-    [0, N); returns the edge to go on from.
+    Of the buckets `first` to `last` alone, and their nodes: other threads see to the others. Marks
+    nodes as `count_entries` does and adds the loops to `state[0]`. Stops after an edge that fills a
+    slot, whose bucket, or two of them, go to `state[1:]`, or at an edge with an id outside [0, N);
+    returns the edge to go on from.
     """
     size = slots.shape[1]
     for i in range(begin, piece.num_edges):
         src, dst = _edge(piece, i)
         if src < 0 or src >= num_nodes or dst < 0 or dst >= num_nodes:
             return i
-        _mark(touched, src)
+        from_bucket, to_bucket = src >> shift, dst >> shift
+        from_here, to_here = first <= from_bucket < last, first <= to_bucket < last
         if src == dst:
-            _mark(looped, src)
-            state[0] += 1
+            if from_here:
+                _mark(touched, src)
+                _mark(looped, src)
+                state[0] += 1
             if drop_loops:
                 continue
         else:
-            _mark(touched, dst)
-        bucket = dst >> shift
+            if from_here:
+                _mark(touched, src)
+            if to_here:
+                _mark(touched, dst)
         full = False
-        for turn in range(2):
-            slots[bucket, used[bucket], 0] = src
-            slots[bucket, used[bucket], 1] = dst
-            used[bucket] += 1
-            if used[bucket] == size:
-                state[1 + turn] = bucket
-                full = True
-            if not mirror or src >> shift == bucket:
-                break
-            bucket = src >> shift
+        if to_here:
+            at = used[to_bucket]
+            slots[to_bucket, at, 0], slots[to_bucket, at, 1] = src, dst
+            used[to_bucket] = at + 1
+            if at + 1 == size:
+                state[1], full = to_bucket, True
+        if mirror and from_here and from_bucket != to_bucket:
+            at = used[from_bucket]
+            slots[from_bucket, at, 0], slots[from_bucket, at, 1] = src, dst
+            used[from_bucket] = at + 1
+            if at + 1 == size:
+                state[2], full = from_bucket, True
         if full:
             return i + 1
     return piece.num_edges

@@ -6,10 +6,12 @@ and, where reverses are wanted, to that of its source as well; once where they a
 
 from __future__ import annotations
 
+import threading
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from gnnx import threads
 from gnnx.memory import Tier
 from gnnx.prepare import _kernels
 from gnnx.prepare.edges import EdgePiece
@@ -60,6 +62,9 @@ class Buckets:
             (self.count, max(1, min(block, _LARGEST_BLOCK)), 2), index, "edges"
         )
         self._used = np.zeros(self.count, np.int64)
+        # a byte of the marks belongs to one bucket, and so to one thread, from 8 rows on
+        self._num_workers = min(threads.num_threads(), self.count) if self.shift >= 3 else 1
+        self._lock = threading.Lock()
         self._blocks: list[list[tuple[int, int]]] = [[] for _ in range(self.count)]
         self._scratch = workspace.scratch()
 
@@ -92,10 +97,32 @@ class Buckets:
         tuple of int
             Number of edges whose ids are in [0, N), up to the first that is not, and of loops.
         """
-        touched, looped = marks
+        found = np.zeros((self._num_workers, 2), np.int64)
+
+        def work(begin: int, end: int) -> None:
+            for worker in range(begin, end):
+                found[worker] = self._take(
+                    piece, num_nodes, worker, marks, mirror=mirror, drop_loops=drop_loops
+                )
+
+        threads.run(work, self._num_workers)
+        return int(found[:, 0].min()), int(found[:, 1].sum())
+
+    def _take(
+        self,
+        piece: EdgePiece,
+        num_nodes: int,
+        worker: int,
+        marks: tuple[NDArray[np.uint8], NDArray[np.uint8]],
+        *,
+        mirror: bool,
+        drop_loops: bool,
+    ) -> tuple[int, int]:
+        """Take the edges of a worker's buckets; as `add`."""
+        first, last = (self.count * i // self._num_workers for i in (worker, worker + 1))
         state = np.zeros(3, np.int64)  # loops, and up to two buckets that are full
-        at = 0
-        while at < piece.num_edges:
+        at, before = 0, -1
+        while before < at < piece.num_edges:
             state[1:] = -1
             before = at
             at = _kernels.distribute(
@@ -105,8 +132,9 @@ class Buckets:
                 mirror,
                 drop_loops,
                 self.shift,
-                touched,
-                looped,
+                first,
+                last,
+                *marks,
                 self._slots,
                 self._used,
                 state,
@@ -114,8 +142,6 @@ class Buckets:
             for bucket in state[1:].tolist():
                 if bucket >= 0:
                     self._flush(bucket)
-            if at == before:
-                break
         return at, int(state[0])
 
     def close(self) -> None:
@@ -127,8 +153,9 @@ class Buckets:
 
     def _flush(self, bucket: int) -> None:
         count = int(self._used[bucket])
-        at = self._scratch.size // self._index.itemsize
-        self._scratch.append(self._slots[bucket, :count])
+        with self._lock:
+            at = self._scratch.size // self._index.itemsize
+            self._scratch.append(self._slots[bucket, :count])
         self._blocks[bucket].append((at, 2 * count))
         self._used[bucket] = 0
 

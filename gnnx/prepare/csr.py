@@ -11,8 +11,10 @@ marked by the lowest bit, and is dropped there if it meets its equal.
 
 from __future__ import annotations
 
+import collections
+import concurrent.futures
 import dataclasses
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import numpy as np
 
@@ -24,6 +26,7 @@ from gnnx.prepare.text import outside
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from concurrent.futures import Future
 
     from numpy.typing import NDArray
 
@@ -35,6 +38,8 @@ if TYPE_CHECKING:
 
 _FOLDER = "edges/node-edge-node"
 _SORT_GRAIN = 1 << 12  # rows
+_Built: TypeAlias = tuple[list[tuple["NDArray[np.int64]", "NDArray[Any]"]], "NDArray[np.int64]"]
+"""Pieces of rows, each with their ends and sources, and what changed."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -146,11 +151,48 @@ class CsrBuilder:
         buckets = Buckets(self._num_nodes, num_entries, self._index, self._workspace)
         report.self_loops = self._distribute(buckets)
         report.isolated = self._num_nodes - int(_kernels.count_marks(self._touched))
-        for bucket in range(buckets.count):
-            yield from self._rows_of(buckets, bucket, changes)
-            if self._progress:
-                last = min((bucket + 1) << buckets.shift, self._num_nodes)
-                self._progress("placing edges", last, self._num_nodes)
+        yield from self._bucket_rows(buckets, changes)
+
+    def _bucket_rows(
+        self, buckets: Buckets, changes: NDArray[np.int64]
+    ) -> Iterator[tuple[NDArray[np.int64], NDArray[Any]]]:
+        """Rows of all buckets in order; small ones are built ahead, side by side."""
+        num_ahead = threads.num_threads()
+        share = self._free_bytes() // (num_ahead + 1) - self._stream_bytes
+        ahead: collections.deque[Future[_Built]] = collections.deque()
+        begun = 0
+        try:
+            for bucket in range(buckets.count):
+                while (
+                    begun < buckets.count
+                    and len(ahead) < num_ahead
+                    and self._bytes_of(buckets, begun) <= share
+                ):
+                    ahead.append(threads.submit(self._build, buckets, begun))
+                    begun += 1
+                if ahead:
+                    built, found = ahead.popleft().result()
+                    changes += found
+                    while built:
+                        yield built.pop(0)
+                else:  # too large to be one of several
+                    begun += 1
+                    yield from self._rows_of(buckets, bucket, changes)
+                if self._progress:
+                    last = min((bucket + 1) << buckets.shift, self._num_nodes)
+                    self._progress("placing edges", last, self._num_nodes)
+        finally:
+            concurrent.futures.wait([job for job in ahead if not job.cancel()])
+
+    def _bytes_of(self, buckets: Buckets, bucket: int) -> int:
+        """HOST bytes that building a bucket at once takes, at most."""
+        num_rows = 1 << buckets.shift
+        num_entries = buckets.num_edges(bucket) * (2 if self._rules.undirected else 1) + num_rows
+        return 8 * num_rows + num_entries * self._entry.itemsize + self._workspace.piece_bytes
+
+    def _build(self, buckets: Buckets, bucket: int) -> _Built:
+        changes = np.zeros(3, np.int64)
+        return list(self._rows_of(buckets, bucket, changes)), changes
 
     def _rows_of(
         self, buckets: Buckets, bucket: int, changes: NDArray[np.int64]
