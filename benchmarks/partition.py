@@ -53,12 +53,9 @@ def metis(problem: Problem, folder: Path) -> Any:
     ids = data[6 + 2 * (num_nodes + 1) :].view(np.int32)
     options = pymetis.Options()
     options._set(1, 1)  # noqa: SLF001 - objtype is vol; pymetis has no name for it
+    rows = pymetis.CSRAdjacency((starts - starts[0]) // 4, ids)
     _, part = pymetis.part_graph(
-        problem.num_parts,
-        xadj=(starts - starts[0]) // 4,
-        adjncy=ids,
-        recursive=False,
-        options=options,
+        problem.num_parts, adjacency=rows, recursive=False, options=options
     )
     return part
 
