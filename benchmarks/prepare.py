@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 SCRIPT = """
-import json, sys, time
+import gc, json, sys, time
 import numpy as np, gnnx
 from gnnx.memory import peak_rss_bytes, rss_bytes
 from gnnx.prepare import prepare
@@ -28,17 +28,19 @@ folder, source, num_nodes, memory = sys.argv[1:]
 np.save(folder + "/few.npy", np.load(source, mmap_mode="r")[:1000] % 1000)
 for options in ({"memory": "6MiB", "num_nodes": 1 << 20}, {"num_nodes": int(num_nodes)}):
     prepare(folder + "/few.npy", folder + "/out", overwrite=True, **options)  # compiles
+gc.collect()
 with open("/proc/self/clear_refs", "w") as file:
     file.write("5")
-base, begin = rss_bytes(), time.perf_counter()
+base, begin, cpu = rss_bytes(), time.perf_counter(), time.process_time()
 stages = {}
 def told(stage, done, total):
-    stages[stage] = time.perf_counter() - begin
+    stages[stage] = time.perf_counter() - begin, time.process_time() - cpu
 report = prepare(source, folder + "/out", num_nodes=int(num_nodes), overwrite=True,
                  memory=memory if memory != "-" else None, progress=told)
-seconds = time.perf_counter() - begin
+seconds, cpu = time.perf_counter() - begin, time.process_time() - cpu
 with gnnx.open(folder + "/out") as made:
-    print(json.dumps({"seconds": seconds, "growth": peak_rss_bytes() - base, "stages": stages,
+    print(json.dumps({"seconds": seconds, "cpu": cpu, "stages": stages, "base": base,
+                      "growth": peak_rss_bytes() - base,
                       "edges": report.edges_read, "fingerprint": made.fingerprint}))
 """
 
@@ -58,10 +60,13 @@ def run(folder: Path, source: Path, num_nodes: int, memory: str) -> dict[str, An
     command = [sys.executable, "-c", SCRIPT, str(folder), str(source), str(num_nodes), memory]
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
     found: dict[str, Any] = json.loads(done.stdout)
-    stages = ", ".join(f"{name} until {at:.1f} s" for name, at in found["stages"].items())
+    stages = ", ".join(
+        f"{name} until {at:.1f} s (CPU {cpu:.1f})" for name, (at, cpu) in found["stages"].items()
+    )
     print(
         f"memory {memory}: {found['edges'] / found['seconds'] / 1e6:.1f} M edges/s"
-        f" ({found['seconds']:.1f} s: {stages}), {found['growth'] >> 20} MiB over base",
+        f" ({found['seconds']:.1f} s, CPU {found['cpu']:.1f}: {stages}),"
+        f" {found['growth'] >> 20} MiB over a base of {found['base'] >> 20}",
         flush=True,
     )
     return found

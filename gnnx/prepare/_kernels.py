@@ -278,60 +278,53 @@ def count_entries(
 def distribute(
     piece: Any,
     begin: Any,
+    end: Any,
     num_nodes: Any,
     mirror: Any,
     drop_loops: Any,
     shift: Any,
-    first: Any,
-    last: Any,
     touched: Any,
     looped: Any,
     slots: Any,
     used: Any,
     state: Any,
 ) -> Any:
-    """Check edges of a piece from `begin` on, and put each into the slots of its buckets.
+    """Check edges [begin, end) of a piece, and put each into the slots of its buckets.
 
-    Of the buckets `first` to `last` alone, and their nodes: other threads see to the others. Marks
-    nodes as `count_entries` does and adds the loops to `state[0]`. Stops after an edge that fills a
-    slot, whose bucket, or two of them, go to `state[1:]`, or at an edge with an id outside [0, N);
-    returns the edge to go on from.
+    Marks nodes as `count_entries` does and adds the loops to `state[0]`. Stops after an edge that
+    fills a slot, whose bucket, or two of them, go to `state[1:]`, or at an edge with an id outside
+    [0, N); returns the edge to go on from.
     """
     size = slots.shape[1]
-    for i in range(begin, piece.num_edges):
+    for i in range(begin, end):
         src, dst = _edge(piece, i)
         if src < 0 or src >= num_nodes or dst < 0 or dst >= num_nodes:
             return i
-        from_bucket, to_bucket = src >> shift, dst >> shift
-        from_here, to_here = first <= from_bucket < last, first <= to_bucket < last
+        _mark(touched, src)
         if src == dst:
-            if from_here:
-                _mark(touched, src)
-                _mark(looped, src)
-                state[0] += 1
+            _mark(looped, src)
+            state[0] += 1
             if drop_loops:
                 continue
         else:
-            if from_here:
-                _mark(touched, src)
-            if to_here:
-                _mark(touched, dst)
+            _mark(touched, dst)
         full = False
-        if to_here:
-            at = used[to_bucket]
-            slots[to_bucket, at, 0], slots[to_bucket, at, 1] = src, dst
-            used[to_bucket] = at + 1
+        bucket = dst >> shift
+        at = used[bucket]
+        slots[bucket, at, 0], slots[bucket, at, 1] = src, dst
+        used[bucket] = at + 1
+        if at + 1 == size:
+            state[1], full = bucket, True
+        if mirror and src >> shift != bucket:
+            bucket = src >> shift
+            at = used[bucket]
+            slots[bucket, at, 0], slots[bucket, at, 1] = src, dst
+            used[bucket] = at + 1
             if at + 1 == size:
-                state[1], full = to_bucket, True
-        if mirror and from_here and from_bucket != to_bucket:
-            at = used[from_bucket]
-            slots[from_bucket, at, 0], slots[from_bucket, at, 1] = src, dst
-            used[from_bucket] = at + 1
-            if at + 1 == size:
-                state[2], full = from_bucket, True
+                state[2], full = bucket, True
         if full:
             return i + 1
-    return piece.num_edges
+    return end
 
 
 @kernel

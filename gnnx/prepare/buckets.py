@@ -57,36 +57,25 @@ class Buckets:
         count = max(2, min(wanted, most), least)
         self.shift = max(0, (max(1, num_nodes) - 1).bit_length() - (count - 1).bit_length())
         self.count = max(1, -(-num_nodes >> self.shift))
-        block = free // 4 // (record_bytes * self.count)
-        self._slots = workspace.empty(
-            (self.count, max(1, min(block, _LARGEST_BLOCK)), 2), index, "edges"
-        )
-        self._used = np.zeros(self.count, np.int64)
-        # a byte of the marks belongs to one bucket, and so to one thread, from 8 rows on
-        self._num_workers = min(threads.num_threads(), self.count) if self.shift >= 3 else 1
-        self._lock = threading.Lock()
+        self._num_nodes = num_nodes
+        self._num_workers = workers = threads.num_threads()
+        block = free // 4 // (record_bytes * self.count * workers)
+        block = max(1, min(block, _LARGEST_BLOCK))
+        self._slots = workspace.empty((workers, self.count, block, 2), index, "edges")
+        self._used = np.zeros((workers, self.count), np.int64)
+        self._marks = workspace.empty((workers, 2, -(-num_nodes // 8)), np.uint8, "edges")
+        self._marks[:] = 0
         self._blocks: list[list[tuple[int, int]]] = [[] for _ in range(self.count)]
         self._scratch = workspace.scratch()
+        self._lock = threading.Lock()
 
-    def add(
-        self,
-        piece: EdgePiece,
-        num_nodes: int,
-        marks: tuple[NDArray[np.uint8], NDArray[np.uint8]],
-        *,
-        mirror: bool,
-        drop_loops: bool,
-    ) -> tuple[int, int]:
-        """Check edges, mark their nodes and those of loops, and put the edges into their buckets.
+    def add(self, piece: EdgePiece, *, mirror: bool, drop_loops: bool) -> tuple[int, int]:
+        """Check edges and put them into their buckets, each thread some of the edges.
 
         Parameters
         ----------
         piece
             The edges.
-        num_nodes
-            N.
-        marks
-            Bitmaps of the nodes of edges, and of those of loops.
         mirror
             Reverses are wanted.
         drop_loops
@@ -95,69 +84,69 @@ class Buckets:
         Returns
         -------
         tuple of int
-            Number of edges whose ids are in [0, N), up to the first that is not, and of loops.
+            The first edge with an id outside [0, N), or their number, and the number of loops.
         """
-        found = np.zeros((self._num_workers, 2), np.int64)
+        workers = self._num_workers
+        bounds = [piece.num_edges * i // workers for i in range(workers + 1)]
+        ends = list(bounds[1:])
+        state = np.full((workers, 3), -1)  # loops, and up to two buckets that are full
+        state[:, 0] = 0
 
         def work(begin: int, end: int) -> None:
-            for worker in range(begin, end):
-                found[worker] = self._take(
-                    piece, num_nodes, worker, marks, mirror=mirror, drop_loops=drop_loops
-                )
+            for w in range(begin, end):
+                touched, looped = self._marks[w]
+                at, before = bounds[w], -1
+                while before < at < bounds[w + 1]:
+                    state[w, 1:] = -1
+                    before = at
+                    at = _kernels.distribute(
+                        piece,
+                        at,
+                        bounds[w + 1],
+                        self._num_nodes,
+                        mirror,
+                        drop_loops,
+                        self.shift,
+                        touched,
+                        looped,
+                        self._slots[w],
+                        self._used[w],
+                        state[w],
+                    )
+                    for bucket in state[w, 1:].tolist():
+                        if bucket >= 0:
+                            self._flush(w, bucket)
+                ends[w] = at
 
-        threads.run(work, self._num_workers)
-        return int(found[:, 0].min()), int(found[:, 1].sum())
+        threads.run(work, workers)
+        wrong = [end for end, bound in zip(ends, bounds[1:], strict=True) if end < bound]
+        return min(wrong, default=piece.num_edges), int(state[:, 0].sum())
 
-    def _take(
-        self,
-        piece: EdgePiece,
-        num_nodes: int,
-        worker: int,
-        marks: tuple[NDArray[np.uint8], NDArray[np.uint8]],
-        *,
-        mirror: bool,
-        drop_loops: bool,
-    ) -> tuple[int, int]:
-        """Take the edges of a worker's buckets; as `add`."""
-        first, last = (self.count * i // self._num_workers for i in (worker, worker + 1))
-        state = np.zeros(3, np.int64)  # loops, and up to two buckets that are full
-        at, before = 0, -1
-        while before < at < piece.num_edges:
-            state[1:] = -1
-            before = at
-            at = _kernels.distribute(
-                piece,
-                at,
-                num_nodes,
-                mirror,
-                drop_loops,
-                self.shift,
-                first,
-                last,
-                *marks,
-                self._slots,
-                self._used,
-                state,
-            )
-            for bucket in state[1:].tolist():
-                if bucket >= 0:
-                    self._flush(bucket)
-        return at, int(state[0])
+    def close(self, touched: NDArray[np.uint8], looped: NDArray[np.uint8]) -> None:
+        """Write what is left, and give the memory back.
 
-    def close(self) -> None:
-        """Write what is left, and give the memory back."""
-        for bucket in range(self.count):
-            if self._used[bucket]:
-                self._flush(bucket)
-        self._slots = np.empty((0, 0, 2), self._index)
+        Parameters
+        ----------
+        touched
+            Bitmap that gets the bits of the nodes of edges.
+        looped
+            Bitmap that gets the bits of the nodes with loops.
+        """
+        for worker, bucket in np.argwhere(self._used).tolist():
+            self._flush(worker, bucket)
+        for marks in self._marks:
+            touched |= marks[0]
+            looped |= marks[1]
+        self._slots = self._slots[:0].copy()
+        self._marks = self._marks[:0].copy()
 
-    def _flush(self, bucket: int) -> None:
-        count = int(self._used[bucket])
+    def _flush(self, worker: int, bucket: int) -> None:
+        count = int(self._used[worker, bucket])
         with self._lock:
             at = self._scratch.size // self._index.itemsize
-            self._scratch.append(self._slots[bucket, :count])
+            self._scratch.append(self._slots[worker, bucket, :count])
         self._blocks[bucket].append((at, 2 * count))
-        self._used[bucket] = 0
+        self._used[worker, bucket] = 0
 
     def num_edges(self, bucket: int) -> int:
         """Edges of a bucket."""

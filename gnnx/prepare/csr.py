@@ -249,15 +249,12 @@ class CsrBuilder:
     def _distribute(self, buckets: Buckets) -> int:
         """Check all edges and sort them into buckets; returns the number of loops."""
         loops = done = 0
-        marks = self._touched, self._looped
         mirror, drop_loops = self._rules.undirected, self._drop_loops
         for piece in self._pieces("checking edges"):
-            checked, found = buckets.add(
-                piece, self._num_nodes, marks, mirror=mirror, drop_loops=drop_loops
-            )
+            checked, found = buckets.add(piece, mirror=mirror, drop_loops=drop_loops)
             self._refuse(piece, checked, done)
             loops, done = loops + found, done + checked
-        buckets.close()
+        buckets.close(self._touched, self._looped)
         return loops
 
     def _refuse(self, piece: EdgePiece, checked: int, done: int) -> None:
