@@ -247,7 +247,9 @@ def test_without_time_for_kaminpar_the_parts_are_by_stream(star, tmp_path, caplo
     [
         ("raise SystemExit('no memory')", "KaMinPar ended with code 1: no memory"),
         ("import os; os.kill(os.getpid(), 9)", "KaMinPar ended with code -9: no message"),
-        ("import time; time.sleep(60)", "KaMinPar was not done after 0.3 s"),
+        ("import time; time.sleep(60)", "KaMinPar was not done after 2 s"),
+        ("import sys; open(sys.argv[2], 'wb').write(bytes(36))", "KaMinPar gave no parts to some"),
+        ("import sys; open(sys.argv[2], 'wb').write(b'\\2' * 40)", "KaMinPar gave no parts to"),
     ],
 )
 def test_a_partitioner_that_fails_leaves_the_parts_to_stream(
@@ -258,7 +260,7 @@ def test_a_partitioner_that_fails_leaves_the_parts_to_stream(
     monkeypatch.setattr(multilevel, "_CHILD", child)
     monkeypatch.setattr(multilevel.importlib.util, "find_spec", lambda name: name)
     case = write_graph(folder / "path", [(v, v + 1) for v in range(9)], 10)
-    report = partition(case.path, tmp_path / "out", num_parts=2, time_limit_s=0.3)
+    report = partition(case.path, tmp_path / "out", num_parts=2, time_limit_s=2)
     assert report.method == "stream"
     assert report.notes[0].startswith(cause)
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == [

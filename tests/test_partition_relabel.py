@@ -28,7 +28,7 @@ NUM_NODES = 500
 CSR = oracles.random_csr(2, NUM_NODES, NUM_NODES, 6000)
 
 
-def write_graph(path, dtype=torch.float32, csr=CSR, num_nodes=NUM_NODES):
+def write_graph(path, dtype=torch.float32, csr=CSR, num_nodes=NUM_NODES, index=np.int32):
     """A multigraph with loops, labels, splits and features of random bits."""
     indptr, indices = csr
     rng = np.random.default_rng(0)
@@ -44,7 +44,7 @@ def write_graph(path, dtype=torch.float32, csr=CSR, num_nodes=NUM_NODES):
         train=np.sort(order[:third]),
         val=np.sort(order[third : 2 * third]),
         indptr=indptr,
-        indices=indices.astype(np.int32),
+        indices=indices.astype(index),
         loops=np.array(loops, np.int64),
     )
 
@@ -118,17 +118,20 @@ def test_the_graph_is_the_same_but_for_the_ids(tmp_path, num_parts, method, orde
             assert np.lexsort((ids[begin:end], key)).tolist() == list(range(end - begin))
 
 
-@settings(max_examples=40)
+@settings(max_examples=15)
 @given(
     num_nodes=st.integers(1, 30),
     num_edges=st.integers(0, 90),
     num_parts=st.integers(1, 30),
     seed=st.integers(0, 5),
+    index=st.sampled_from([np.int32, np.int64]),
 )
-def test_small_graphs_keep_their_edges(tmp_path_factory, num_nodes, num_edges, num_parts, seed):
+def test_small_graphs_keep_their_edges(
+    tmp_path_factory, num_nodes, num_edges, num_parts, seed, index
+):
     folder = tmp_path_factory.mktemp("small")
     csr = oracles.random_csr(seed, num_nodes, num_nodes, num_edges)
-    path = write_graph(folder / "graph", csr=csr, num_nodes=num_nodes)
+    path = write_graph(folder / "graph", csr=csr, num_nodes=num_nodes, index=index)
     num_parts = min(num_parts, num_nodes)
     partition(path, folder / "parts", num_parts=num_parts, method="random", seed=seed)
     with gnnx.open(path) as old, gnnx.open(folder / "parts") as new:
