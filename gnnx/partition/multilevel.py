@@ -86,10 +86,10 @@ def multilevel_parts(
         command = [sys.executable, str(_CHILD), str(source), str(found)]
         command += [str(problem.num_parts), str(problem.imbalance), str(seed)]
         _wait(command, time_limit_s, problem)
-        parts = np.fromfile(found, np.int32)
-        if len(parts) != len(part) or _kernels.first_wrong(parts, problem.num_parts) >= 0:
+        with found.open("rb", buffering=0) as file:
+            size = file.readinto(part.data)
+        if size != part.nbytes or _kernels.first_wrong(part, problem.num_parts) >= 0:
             raise Abandoned(f"KaMinPar gave no parts to some of {len(part)} nodes")
-        np.copyto(part, parts)
 
 
 def _wait(command: list[str], time_limit_s: float, problem: Problem) -> None:

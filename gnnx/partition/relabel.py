@@ -112,7 +112,7 @@ class Relabeller:
         if f"{self._nodes}/id" not in names:
             original = writer.array(f"{self._nodes}/id", (num_nodes,), "int64")
             for begin, end in self._pieces(num_nodes, 8):
-                original.append(self._order[begin:end].astype(np.int64))
+                original.append(self._old_ids(begin, end))
             original.finish()
         self._write_offsets(writer, f"{self._nodes}/parts", self._offsets)
         for name in (*(f"{self._nodes}/{split}" for split in _SPLITS), f"{self._edges}/loops"):
@@ -137,6 +137,12 @@ class Relabeller:
 
     def _empty(self, size: int, dtype: Any) -> NDArray[Any]:
         return self._dataset.ledger.empty(size, dtype, Tier.HOST, "partition")
+
+    def _old_ids(self, begin: int, end: int) -> NDArray[np.int64]:
+        """Ids before of the nodes [begin, end)."""
+        ids = self._empty(end - begin, np.int64)
+        np.copyto(ids, self._order[begin:end])
+        return ids
 
     def _tell(self, stage: str, done: int, total: int) -> None:
         if self._progress:
@@ -179,14 +185,12 @@ class Relabeller:
         rows: DiskFeatures = self._dataset.array(f"{self._nodes}/{name}")
         out = writer.array(f"{self._nodes}/{name}", rows.entry.shape, rows.entry.dtype)
         for begin, end in self._pieces(rows.num_rows, rows.row_bytes + 32):
-            ids = self._empty(end - begin, np.int64)
-            np.copyto(ids, self._order[begin:end])
-            found = rows.read(ids)
+            found = rows.read(self._old_ids(begin, end))
             if found.dtype == torch.bfloat16:
                 found = found.view(torch.uint16)
             out.append(found.numpy())
             self._tell(f"moving {name}", end, rows.num_rows)
-            del ids, found
+            del found
         out.finish()
 
     def _write_graph(self, writer: DatasetWriter) -> None:
@@ -222,13 +226,11 @@ class Relabeller:
         """Gather new rows [begin, end): their ends, from 0 in each piece, and sorted sources."""
         while begin < end:
             stop = min(end, begin + self._rows_of(_ROW_BYTES))
-            nodes = self._empty(stop - begin, np.int64)
-            np.copyto(nodes, self._order[begin:stop])
-            start, degree = self._graph.rows(nodes)
-            ends = self._empty(len(nodes), np.int64)
+            start, degree = self._graph.rows(self._old_ids(begin, stop))
+            ends = self._empty(stop - begin, np.int64)
             np.cumsum(degree, out=ends)
             row = 0
-            while row < len(nodes):
+            while row < len(ends):
                 before = int(ends[row - 1]) if row else 0
                 limit = before + self._rows_of(_EDGE_BYTES)
                 last = max(row + 1, int(np.searchsorted(ends, limit, side="right")))
