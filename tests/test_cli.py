@@ -18,7 +18,7 @@ import gnnx
 from gnnx.cli import app, frame, progress
 from gnnx.errors import BudgetError, DataError, ResourceError, RunError, UsageError
 
-VERBS = ["synth", "prepare", "info", "verify", "train", "infer", "doctor"]
+VERBS = ["synth", "prepare", "partition", "info", "verify", "train", "infer", "doctor"]
 CONTROL = re.compile(r"[\x00-\x09\x0b-\x1f\x7f]")
 runner = CliRunner()
 
@@ -95,6 +95,8 @@ def test_options_are_frozen():
         "prepare": "--features --labels --train --val --test --num-nodes --undirected"
         " --self-loops --duplicates --split --nonfinite --unlabeled --delimiter --layout --seed"
         " --memory --overwrite --quiet --json",
+        "partition": "--parts --method --order --balance --imbalance --time-limit --seed --memory"
+        " --threads --overwrite --quiet --json",
         "info": "--json",
         "verify": "--threads --quiet --json",
         "train": "--model --aggr --fanouts --layers --hidden --dropout --batch-size --epochs --lr"
