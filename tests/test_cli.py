@@ -94,7 +94,7 @@ def test_options_are_frozen():
         " --overwrite --quiet --json",
         "prepare": "--features --labels --train --val --test --num-nodes --undirected"
         " --self-loops --duplicates --split --nonfinite --unlabeled --delimiter --layout"
-        " --root --remap --seed --memory --overwrite --quiet --json",
+        " --root --remap --pickles --seed --memory --overwrite --quiet --json",
         "info": "--json",
         "verify": "--threads --quiet --json",
         "train": "--model --aggr --fanouts --layers --hidden --dropout --batch-size --epochs --lr"

@@ -13,7 +13,7 @@ from gnnx.cli.info import described
 
 def prepare(
     source: Annotated[
-        Path, typer.Argument(metavar="INPUT", help="Recipe, edge list, .npy, .npz, or OGB folder.")
+        Path, typer.Argument(metavar="INPUT", help="Recipe, edge list, .npy, .npz, .mtx or folder.")
     ],
     out: Annotated[Path, typer.Argument(metavar="OUT", help="Folder to make.")],
     features: Annotated[Path | None, typer.Option(help="Features, one row a node.")] = None,
@@ -71,6 +71,10 @@ def prepare(
             help="Take ids for keys: number those that occur, and keep the keys.",
         ),
     ] = None,
+    pickles: Annotated[
+        bool,
+        typer.Option("--pickles", help="Read pickled files, .pt and ind.*: plain data, no code."),
+    ] = False,
     seed: Seed = 0,
     memory: Memory = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace OUT.")] = False,
@@ -101,6 +105,7 @@ def prepare(
             layout=layout,
             root=root,
             remap=remap,
+            pickles=pickles,
             seed=seed,
             memory=memory,
             overwrite=overwrite,

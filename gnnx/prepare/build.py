@@ -11,10 +11,12 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 
 from gnnx.errors import DataError, UsageError
+from gnnx.interop import InMemoryGraph
 from gnnx.memory import Budget, Ledger
 from gnnx.prepare.arrays import Workspace
 from gnnx.prepare.csr import CsrBuilder, EdgeRules
-from gnnx.prepare.keyed import read_tables, renumber
+from gnnx.prepare.inputs import Inputs
+from gnnx.prepare.keyed import renumber
 from gnnx.prepare.nodes import Labels, write_features, write_labels
 from gnnx.prepare.recipe import Options, Recipe
 from gnnx.prepare.report import Report
@@ -39,7 +41,7 @@ _CHOICES = {
 
 
 def prepare(  # noqa: PLR0913 - each argument is an option of the verb
-    source: Path | str,
+    source: Path | str | InMemoryGraph,
     out: Path | str,
     *,
     features: Path | str | None = None,
@@ -60,6 +62,7 @@ def prepare(  # noqa: PLR0913 - each argument is an option of the verb
     layout: Layout | None = None,
     root: Path | str | None = None,
     remap: bool | None = None,
+    pickles: bool = False,
     seed: int = 0,
     memory: str | int | None = None,
     overwrite: bool = False,
@@ -73,7 +76,8 @@ def prepare(  # noqa: PLR0913 - each argument is an option of the verb
     ----------
     source
         A recipe (.toml), an edge list (.txt, .csv, .tsv, also with .gz), edges in .npy of shape
-        (E, 2) or (2, E), an .npz archive, or an OGB folder. An edge goes from the first id to the
+        (E, 2) or (2, E), an .npz archive, Matrix Market, another file or folder of docs/data.md, or
+        a graph in memory from `gnnx.from_pyg` and its like. An edge goes from the first id to the
         second; in a CSR the row is the source. Ids are 0 … N - 1, unless they are remapped.
     out
         Folder to make.
@@ -115,6 +119,8 @@ def prepare(  # noqa: PLR0913 - each argument is an option of the verb
     remap
         Take the ids of edges for keys, number those that occur from 0 on, ascending, and keep the
         keys. By default this is done where nothing says how many nodes there are.
+    pickles
+        Read files that are pickles (.pt, Planetoid's ind.*): plain data only, never code.
     seed
         Of the splits that are drawn.
     memory
@@ -138,12 +144,13 @@ def prepare(  # noqa: PLR0913 - each argument is an option of the verb
     ResourceError
         Memory or disk space does not suffice, or another process writes `out`.
     """
-    source, out = Path(source), Path(out)
+    out = Path(out)
+    source = source if isinstance(source, InMemoryGraph) else Path(source)
     given = Options(undirected, self_loops, duplicates, split, nonfinite, unlabeled, seed)
-    recipe = Recipe.load(source) if source.suffix == ".toml" else None
+    recipe = _recipe(source)
     options = recipe.options.overridden(given) if recipe else given
     _check(options)
-    by_name = split is not None and source.is_dir() and not set(split) & set(",:")
+    by_name = _names_a_split(source, split)
     shares = None if options.split is None or by_name else Shares(options.split)
     form = TextFormat(delimiter, header, comment)
     ledger = Ledger(Budget.parse(memory))
@@ -153,11 +160,13 @@ def prepare(  # noqa: PLR0913 - each argument is an option of the verb
         Workspace(out.absolute().parent, ledger) as workspace,
     ):
         reader = Reader(workspace, form, progress)
-        if recipe is not None:
-            folder = source.absolute().parent if root is None else Path(root)
-            found = read_tables(recipe, folder, reader, workspace, progress)
+        inputs = Inputs(reader, workspace, pickles=pickles, progress=progress)
+        if isinstance(source, InMemoryGraph):
+            found = inputs.in_memory(source)
+        elif recipe is not None:
+            found = inputs.recipe(recipe, source.absolute().parent if root is None else Path(root))
         else:
-            found = reader.source(source, layout, split if by_name else None)
+            found = inputs.open(source, layout, split if by_name else None)
         if features is not None:
             found.features = reader.rows(Path(features), np.float32)
         if labels is not None:
@@ -181,6 +190,20 @@ def prepare(  # noqa: PLR0913 - each argument is an option of the verb
         CsrBuilder(edges, report.num_nodes, rules, workspace, progress).write(writer, report)
         writer.report(report.counts())
     return report
+
+
+def _recipe(source: Path | InMemoryGraph) -> Recipe | None:
+    return Recipe.load(source) if isinstance(source, Path) and source.suffix == ".toml" else None
+
+
+def _names_a_split(source: Path | InMemoryGraph, split: str | None) -> bool:
+    """Whether `split` is one of the splits of an OGB folder, not shares."""
+    return (
+        isinstance(source, Path)
+        and source.is_dir()
+        and split is not None
+        and not set(split) & set(",:")
+    )
 
 
 def _write_nodes(

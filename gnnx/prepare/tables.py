@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 _BATCH = 1 << 16  # rows that come out of DuckDB at a time
 _SMALLEST_BYTES = 32 << 20  # below which DuckDB does not start
-_TEXT = {".csv", ".tsv", ".txt", ".content", ".cites", ".dict"}
+_TEXT = {".csv", ".tsv", ".txt", ".edgelist", ".content", ".cites"}
 _PARQUET = {".parquet", ".pq"}
 _PACKED = {".gz", ".zst"}
 # In messages of DuckDB about a line of CSV.
