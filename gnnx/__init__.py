@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from gnnx.cache import FeatureCache
     from gnnx.graph import Block, Graph, MiniBatch
     from gnnx.inference import infer
+    from gnnx.interop import from_networkx, from_pyg, from_scipy
     from gnnx.loader import Loader
     from gnnx.memory import Budget, Ledger, Tier
     from gnnx.sample import NeighborSampler
@@ -35,6 +36,9 @@ __all__ = [
     "Tier",
     "Trainer",
     "evaluate",
+    "from_networkx",
+    "from_pyg",
+    "from_scipy",
     "infer",
     "nn",
     "open",
@@ -57,6 +61,9 @@ _HOMES = {
     "Tier": "gnnx.memory",
     "Trainer": "gnnx.train",
     "evaluate": "gnnx.train",
+    "from_networkx": "gnnx.interop",
+    "from_pyg": "gnnx.interop",
+    "from_scipy": "gnnx.interop",
     "infer": "gnnx.inference",
     "open": "gnnx.store",
 }

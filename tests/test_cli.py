@@ -18,7 +18,7 @@ import gnnx
 from gnnx.cli import app, frame, progress
 from gnnx.errors import BudgetError, DataError, ResourceError, RunError, UsageError
 
-VERBS = ["synth", "prepare", "partition", "info", "verify", "train", "infer", "doctor"]
+VERBS = [*("synth", "prepare", "partition", "info", "verify", "train", "infer", "export", "doctor")]
 CONTROL = re.compile(r"[\x00-\x09\x0b-\x1f\x7f]")
 runner = CliRunner()
 
@@ -93,8 +93,8 @@ def test_options_are_frozen():
         "synth": "--nodes --edges --features --classes --split --seed --memory --threads"
         " --overwrite --quiet --json",
         "prepare": "--features --labels --train --val --test --num-nodes --undirected"
-        " --self-loops --duplicates --split --nonfinite --unlabeled --delimiter --layout --seed"
-        " --memory --overwrite --quiet --json",
+        " --self-loops --duplicates --split --nonfinite --unlabeled --delimiter --layout"
+        " --root --remap --pickles --seed --memory --overwrite --quiet --json",
         "partition": "--parts --method --order --balance --imbalance --time-limit --seed --memory"
         " --threads --overwrite --quiet --json",
         "info": "--json",
@@ -103,6 +103,7 @@ def test_options_are_frozen():
         " --weight-decay --optimizer --schedule --class-weights --bf16 --eval-every --patience"
         " --checkpoint --resume --memory --device-memory --threads --device --seed --quiet --json",
         "infer": "--checkpoint --out --memory --device-memory --threads --device --quiet --json",
+        "export": "--what --rows --memory --json",
         "doctor": "--json",
     }
 

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 from typer.testing import CliRunner
 
@@ -232,6 +233,37 @@ def test_infer_on_features_of_another_width(graph, tmp_path):
     error = run("infer", other, "--checkpoint", tmp_path / "run", "--out", out, code=2)["error"]
     assert error["cause"] == f"{other}: 5 features a node, {tmp_path / 'run'}: 8"
     assert not out.exists()
+
+
+def test_keys_go_through_every_verb(tmp_path):
+    """String keys in a recipe come back beside labels, edges and a model's outputs."""
+    keys = [f"k{i:02}" for i in range(40)]
+    lines = "".join(f"{key},{i % 2 - 0.5},{'ab'[i % 2]}\n" for i, key in enumerate(keys))
+    (tmp_path / "n.csv").write_text("id,x,label\n" + lines)
+    edges = zip(keys, keys[2:] + keys[:2], strict=True)
+    (tmp_path / "e.csv").write_text("src,dst\n" + "".join(f"{a},{b}\n" for a, b in edges))
+    (tmp_path / "r.toml").write_text(
+        'nodes = {files = "n.csv", key = "id", features = "x", label = "label"}\n'
+        'edges = {files = "e.csv"}\n'
+    )
+    graph = tmp_path / "graph"
+    made = run("prepare", tmp_path / "r.toml", graph)
+    assert (made["num_nodes"], made["num_classes"]) == (40, 2)
+    options = ["--fanouts", "2", "--epochs", 30, "--hidden", 8, "--dropout", 0]
+    run("train", graph, *options, "--checkpoint", tmp_path / "run")
+    for name in ("o.parquet", "o.csv"):
+        out = tmp_path / name
+        document = run("infer", graph, "--checkpoint", tmp_path / "run", "--out", out)
+        assert document["num_nodes"] == 40
+    table = pq.read_table(tmp_path / "o.parquet").to_pydict()
+    assert table["key"] == keys
+    assert np.array(table["x"]).argmax(1).tolist() == [i % 2 for i in range(40)]
+    assert (tmp_path / "o.csv").read_text().splitlines()[1].startswith('"k00",')
+    document = run("export", graph, tmp_path / "nodes.csv")
+    assert document["num_rows"] == 40
+    first = (tmp_path / "nodes.csv").read_text().splitlines()[1].replace('"', "").split(",")
+    assert (first[0], first[1], first[3]) == ("k00", "a", "-0.5")
+    assert run("export", graph, tmp_path / "e.xls", code=2)["error"]["kind"] == "UsageError"
 
 
 def test_infer_without_checkpoint(graph, tmp_path):

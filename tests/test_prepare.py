@@ -11,6 +11,7 @@ import scipy.sparse
 import gnnx
 import oracles
 from gnnx.errors import DataError, GnnxError, UsageError
+from gnnx.export import export
 from gnnx.prepare import prepare
 from gnnx.store import verify
 
@@ -170,14 +171,55 @@ def test_number_of_nodes_is_never_guessed(run, raw):
     for name, text in (("e.txt", "0 1\n7 2\n"), ("e.csv", "0,1\n7,2\n")):
         write(raw / name, text)
         with pytest.raises(UsageError) as failure:
-            run(name)
+            run(name, remap=False)
         assert failure.value.cause == (
             f"{name}: the number of nodes is not known; the largest id is 7"
         )
         assert "--num-nodes" in failure.value.remedy
     np.save(raw / "e.npy", np.array([[0, 1, 7], [1, 7, 0]]))
     with pytest.raises(UsageError, match="the largest id is 7"):
-        run("e.npy")
+        run("e.npy", remap=False)
+
+
+@pytest.mark.parametrize("name", ["e.txt", "e.csv", "e.npy"])
+def test_ids_with_gaps_h02(run, raw, tmp_path, name):
+    edges = np.array([[10, 20], [20, 55], [901, 10]])
+    if name == "e.npy":
+        np.save(raw / name, edges)
+    else:
+        np.savetxt(raw / name, edges, "%d", {"e.txt": "\t", "e.csv": ","}[name])
+    report, arrays = run(name)
+    assert (report.num_nodes, report.edges_read, report.remapped) == (4, 3, 4)
+    assert sorted(edges_of(arrays)) == [(0, 1), (1, 2), (3, 0)]
+    with gnnx.open(tmp_path / "out") as dataset:
+        assert dataset.keys.of(np.array([3, 0])).tolist() == [901, 10]
+        assert dataset.keys.ids([901, 10, 20, 55]).tolist() == [3, 0, 1, 2]
+        export(dataset, tmp_path / "out" / "e.csv", what="edges")
+    lines = (tmp_path / "out" / "e.csv").read_text().splitlines()
+    assert lines == ['"src","dst"', "901,10", "10,20", "20,55"]
+    with pytest.raises(UsageError, match="the largest id is 901"):
+        run(name, remap=False)
+
+
+def test_ids_without_gaps_need_no_keys(run, raw, tmp_path):
+    write(raw / "e.txt", "0 1\n2 1\n")
+    report, arrays = run("e.txt")
+    assert (report.remapped, "key" in arrays) == (0, False)
+    expected = digest(tmp_path / "out")
+    run("e.txt", num_nodes=3)
+    assert digest(tmp_path / "out") == expected
+
+
+def test_ids_are_not_remapped_where_rows_belong_to_them(run, raw):
+    write(raw / "e.txt", "0 1\n2 7\n")
+    np.save(raw / "x.npy", ODD6_X)
+    np.save(raw / "train.npy", np.array([2]))
+    with pytest.raises(DataError, match="node 7 is outside the 6 nodes"):
+        run("e.txt", features="x.npy")
+    for options in ({"features": "x.npy"}, {"train": "train.npy"}, {"num_nodes": 9}):
+        with pytest.raises(UsageError, match=r"--remap and .*which node is which row"):
+            run("e.txt", remap=True, **options)
+    assert run("e.txt", num_nodes=9)[0].num_nodes == 9
 
 
 def test_numbers_of_nodes_that_disagree(run, raw):

@@ -17,7 +17,7 @@ VAGUE = {"utils", "util", "helpers", "common", "misc", "impl"}
 # The public list: a name is added here on purpose, or not at all.
 PUBLIC = """
     Block Budget Dataset FeatureCache FeatureStore Graph GraphStore Ledger Loader MiniBatch
-    NeighborSampler Tier Trainer evaluate infer nn open ops
+    NeighborSampler Tier Trainer evaluate from_networkx from_pyg from_scipy infer nn open ops
 """
 
 

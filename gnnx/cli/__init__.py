@@ -10,7 +10,18 @@ from typing import Annotated
 import typer
 
 import gnnx
-from gnnx.cli import doctor, infer, info, interrupt, partition, prepare, synth, train, verify
+from gnnx.cli import (
+    doctor,
+    export,
+    infer,
+    info,
+    interrupt,
+    partition,
+    prepare,
+    synth,
+    train,
+    verify,
+)
 from gnnx.cli.frame import Answer, guarded
 
 app = typer.Typer(
@@ -32,6 +43,7 @@ _EXAMPLES: dict[Callable[..., Answer], str] = {
     verify.verify: "gnnx verify graph",
     train.train: "gnnx train graph --fanouts 15,10,5 --memory 128MiB",
     infer.infer: "gnnx infer graph --checkpoint run --out logits.npy",
+    export.export: "gnnx export graph nodes.parquet",
     doctor.doctor: "gnnx doctor",
 }
 for _verb, _example in _EXAMPLES.items():

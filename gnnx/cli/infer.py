@@ -26,7 +26,12 @@ def infer(
     checkpoint: Annotated[
         Path, typer.Option(metavar="DIR", help="Folder that gnnx train --checkpoint wrote.")
     ],
-    out: Annotated[Path, typer.Option(metavar="FILE.npy", help="Where the outputs go.")],
+    out: Annotated[
+        Path,
+        typer.Option(
+            metavar="FILE", help="Where the outputs go: .npy, or .parquet or .csv with keys."
+        ),
+    ],
     memory: Memory = None,
     device_memory: DeviceMemory = None,
     threads: Threads = None,
@@ -34,8 +39,10 @@ def infer(
     quiet: Quiet = False,
     as_json: Json = False,
 ) -> Answer:
-    """Write the model's outputs for all nodes, every neighbour counted, as a .npy file."""
+    """Write the model's outputs for all nodes, every neighbour counted, to a file."""
     import gnnx
+    from gnnx import export
+    from gnnx.inference import stream
     from gnnx.nn import build_model
     from gnnx.train import load_checkpoint
 
@@ -59,7 +66,12 @@ def infer(
                 f"{dataset}: {opened.num_features} features a node, {checkpoint}: {width}",
                 "Give a dataset like the one of the training.",
             )
-        gnnx.infer(model, opened, out=out, device=device, progress=report)
+        if out.suffix in export.SUFFIXES:
+            pieces = stream(model, opened, None, None, device, report)
+            arrays = ((ids, rows.float().cpu().numpy()) for ids, rows in pieces)
+            export.write_rows(opened, out, arrays)
+        else:
+            gnnx.infer(model, opened, out=out, device=device, progress=report)
         document = {
             "dataset": str(dataset),
             "out": str(out),

@@ -13,7 +13,7 @@ from gnnx.cli.info import described
 
 def prepare(
     source: Annotated[
-        Path, typer.Argument(metavar="INPUT", help="Edge list, .npy, .npz, or OGB folder.")
+        Path, typer.Argument(metavar="INPUT", help="Recipe, edge list, .npy, .npz, .mtx or folder.")
     ],
     out: Annotated[Path, typer.Argument(metavar="OUT", help="Folder to make.")],
     features: Annotated[Path | None, typer.Option(help="Features, one row a node.")] = None,
@@ -58,6 +58,23 @@ def prepare(
             show_default="by the shape", help="Edges as (E, 2) or (2, E), where both would fit."
         ),
     ] = None,
+    root: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FOLDER", show_default="the recipe's", help="Where the files of a recipe are."
+        ),
+    ] = None,
+    remap: Annotated[
+        bool | None,
+        typer.Option(
+            show_default="only where nothing says how many nodes there are",
+            help="Take ids for keys: number those that occur, and keep the keys.",
+        ),
+    ] = None,
+    pickles: Annotated[
+        bool,
+        typer.Option("--pickles", help="Read pickled files, .pt and ind.*: plain data, no code."),
+    ] = False,
     seed: Seed = 0,
     memory: Memory = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace OUT.")] = False,
@@ -86,6 +103,9 @@ def prepare(
             unlabeled=unlabeled,
             delimiter=delimiter,
             layout=layout,
+            root=root,
+            remap=remap,
+            pickles=pickles,
             seed=seed,
             memory=memory,
             overwrite=overwrite,

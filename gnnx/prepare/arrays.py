@@ -14,7 +14,7 @@ import struct
 import tempfile
 import zipfile
 import zlib
-from typing import TYPE_CHECKING, Any, Self, cast
+from typing import TYPE_CHECKING, Any, Self, TypeVar, cast
 
 import numpy as np
 
@@ -28,6 +28,9 @@ if TYPE_CHECKING:
     from numpy.typing import DTypeLike, NDArray
 
     from gnnx.memory import Ledger, Reservation
+    from gnnx.store.writer import ArrayWriter
+
+T = TypeVar("T")
 
 _LARGEST_PIECE, _SMALLEST_PIECE = 8 << 20, 64 << 10
 _MAGIC = b"\x93NUMPY"
@@ -57,6 +60,10 @@ class Workspace:
 
     def __exit__(self, *_exc: object) -> None:
         self._stack.close()
+
+    def keep(self, resource: contextlib.AbstractContextManager[T]) -> T:
+        """Enter a context that lasts as long as the workspace."""
+        return self._stack.enter_context(resource)
 
     def open(self, path: Path) -> int:
         """Open an input for reading.
@@ -240,6 +247,11 @@ class Array:
             else:
                 self.read_into(piece, begin * width)
                 yield piece.reshape(count, *self.shape[1:])
+
+    def write(self, out: ArrayWriter) -> None:
+        """Append all rows to an array of a data set."""
+        for piece in self.pieces():
+            out.append(piece)
 
 
 def open_npy(workspace: Workspace, path: Path) -> Array:

@@ -11,10 +11,14 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 
 from gnnx.errors import DataError, UsageError
+from gnnx.interop import InMemoryGraph
 from gnnx.memory import Budget, Ledger
 from gnnx.prepare.arrays import Workspace
 from gnnx.prepare.csr import CsrBuilder, EdgeRules
+from gnnx.prepare.inputs import Inputs
+from gnnx.prepare.keyed import renumber
 from gnnx.prepare.nodes import Labels, write_features, write_labels
+from gnnx.prepare.recipe import Options, Recipe
 from gnnx.prepare.report import Report
 from gnnx.prepare.sources import Reader
 from gnnx.prepare.splits import NAMES, Shares, Splits
@@ -37,7 +41,7 @@ _CHOICES = {
 
 
 def prepare(  # noqa: PLR0913 - each argument is an option of the verb
-    source: Path | str,
+    source: Path | str | InMemoryGraph,
     out: Path | str,
     *,
     features: Path | str | None = None,
@@ -56,6 +60,9 @@ def prepare(  # noqa: PLR0913 - each argument is an option of the verb
     header: bool | None = None,
     comment: str = "#",
     layout: Layout | None = None,
+    root: Path | str | None = None,
+    remap: bool | None = None,
+    pickles: bool = False,
     seed: int = 0,
     memory: str | int | None = None,
     overwrite: bool = False,
@@ -68,9 +75,10 @@ def prepare(  # noqa: PLR0913 - each argument is an option of the verb
     Parameters
     ----------
     source
-        An edge list (.txt, .csv, .tsv, also with .gz), edges in .npy of shape (E, 2) or (2, E), an
-        .npz archive, or an OGB folder. An edge goes from the first id to the second; in a CSR the
-        row is the source. Ids are 0 … N - 1.
+        A recipe (.toml), an edge list (.txt, .csv, .tsv, also with .gz), edges in .npy of shape
+        (E, 2) or (2, E), an .npz archive, Matrix Market, another file or folder of docs/data.md, or
+        a graph in memory from `gnnx.from_pyg` and its like. An edge goes from the first id to the
+        second; in a CSR the row is the source. Ids are 0 … N - 1, unless they are remapped.
     out
         Folder to make.
     features
@@ -106,6 +114,13 @@ def prepare(  # noqa: PLR0913 - each argument is an option of the verb
         What lines of text begin with that are none.
     layout
         "pairs" for (E, 2) or "rows" for (2, E), where edges have shape (2, 2).
+    root
+        Folder in which the files of a recipe are; the recipe's own by default.
+    remap
+        Take the ids of edges for keys, number those that occur from 0 on, ascending, and keep the
+        keys. By default this is done where nothing says how many nodes there are.
+    pickles
+        Read files that are pickles (.pt, Planetoid's ind.*): plain data only, never code.
     seed
         Of the splits that are drawn.
     memory
@@ -129,10 +144,14 @@ def prepare(  # noqa: PLR0913 - each argument is an option of the verb
     ResourceError
         Memory or disk space does not suffice, or another process writes `out`.
     """
-    source, out = Path(source), Path(out)
-    _check(self_loops=self_loops, duplicates=duplicates, nonfinite=nonfinite, unlabeled=unlabeled)
-    by_name = split is not None and source.is_dir() and not set(split) & set(",:")
-    shares = None if split is None or by_name else Shares(split)
+    out = Path(out)
+    source = source if isinstance(source, InMemoryGraph) else Path(source)
+    given = Options(undirected, self_loops, duplicates, split, nonfinite, unlabeled, seed)
+    recipe = _recipe(source)
+    options = recipe.options.overridden(given) if recipe else given
+    _check(options)
+    by_name = _names_a_split(source, split)
+    shares = None if options.split is None or by_name else Shares(options.split)
     form = TextFormat(delimiter, header, comment)
     ledger = Ledger(Budget.parse(memory))
     report = Report()
@@ -141,38 +160,77 @@ def prepare(  # noqa: PLR0913 - each argument is an option of the verb
         Workspace(out.absolute().parent, ledger) as workspace,
     ):
         reader = Reader(workspace, form, progress)
-        found = reader.source(source, layout, split if by_name else None)
+        inputs = Inputs(reader, workspace, pickles=pickles, progress=progress)
+        if isinstance(source, InMemoryGraph):
+            found = inputs.in_memory(source)
+        elif recipe is not None:
+            found = inputs.recipe(recipe, source.absolute().parent if root is None else Path(root))
+        else:
+            found = inputs.open(source, layout, split if by_name else None)
         if features is not None:
             found.features = reader.rows(Path(features), np.float32)
         if labels is not None:
             found.labels = reader.rows(Path(labels), np.float64)
         if (train, val, test) != (None, None, None):
-            given = zip(NAMES, (train, val, test), strict=True)
-            found.splits = {name: reader.split(Path(path)) for name, path in given if path}
+            files = zip(NAMES, (train, val, test), strict=True)
+            found.splits = {name: reader.split(Path(path)) for name, path in files if path}
+        stated = _stated(found, num_nodes)
+        if remap or (remap is None and not stated and not found.splits):
+            report.remapped = renumber(found, stated, workspace, progress)
+            stated = found.num_nodes
+        report.num_nodes = _agreed_num_nodes(found, stated)
         report.notes += found.notes
-        report.num_nodes = _agreed_num_nodes(found, num_nodes)
+        report.unknown_ends = found.unknown_ends
         edges = _loaded_edges(found, report.num_nodes)
         if found.features is not None:
-            write_features(found.features, writer, workspace, nonfinite, report, progress)
-        splits = Splits(report.num_nodes, workspace)
+            write_features(found.features, writer, workspace, options.nonfinite, report, progress)
         known = None if found.labels is None else Labels(found.labels, workspace)
-        if known is not None:
-            write_labels(known, splits, writer, report)
-        writer.nodes("node", report.num_nodes, num_classes=report.num_classes)
-        if shares is None and found.splits:
-            splits.read(found.splits)
-        else:
-            splits.draw(shares or Shares(_DEFAULT_SPLIT), known, seed)
-        splits.write(writer, has_labels=known is not None, unlabeled=unlabeled, report=report)
-        del splits  # its bytes go to the edges
-        rules = EdgeRules(undirected, self_loops, duplicates)
+        _write_nodes(found, known, shares, options, workspace, writer, report)
+        rules = EdgeRules(options.undirected, options.self_loops, options.duplicates)
         CsrBuilder(edges, report.num_nodes, rules, workspace, progress).write(writer, report)
         writer.report(report.counts())
     return report
 
 
-def _agreed_num_nodes(found: Source, num_nodes: int | None) -> int:
-    """N, which every table of nodes and the option have to agree on."""
+def _recipe(source: Path | InMemoryGraph) -> Recipe | None:
+    return Recipe.load(source) if isinstance(source, Path) and source.suffix == ".toml" else None
+
+
+def _names_a_split(source: Path | InMemoryGraph, split: str | None) -> bool:
+    """Whether `split` is one of the splits of an OGB folder, not shares."""
+    return (
+        isinstance(source, Path)
+        and source.is_dir()
+        and split is not None
+        and not set(split) & set(",:")
+    )
+
+
+def _write_nodes(
+    found: Source,
+    labels: Labels | None,
+    shares: Shares | None,
+    options: Options,
+    workspace: Workspace,
+    writer: DatasetWriter,
+    report: Report,
+) -> None:
+    """Write all of the nodes but their features; what it takes goes to the edges after it."""
+    for name, array in found.arrays.items():
+        array.write(writer.array(f"nodes/node/{name}", array.shape, array.dtype.name))
+    splits = Splits(report.num_nodes, workspace)
+    if labels is not None:
+        write_labels(labels, splits, writer, report)
+    writer.nodes("node", report.num_nodes, num_classes=report.num_classes)
+    if shares is None and found.splits:
+        splits.read(found.splits)
+    else:
+        splits.draw(shares or Shares(_DEFAULT_SPLIT), labels, options.seed)
+    splits.write(writer, has_labels=labels is not None, unlabeled=options.unlabeled, report=report)
+
+
+def _stated(found: Source, num_nodes: int | None) -> list[tuple[str, int]]:
+    """Who says how many nodes there are, and how many."""
     stated = [*found.num_nodes]
     tables = (found.features, found.labels)
     stated += [(rows.where, len(rows)) for rows in tables if rows is not None]
@@ -180,11 +238,16 @@ def _agreed_num_nodes(found: Source, num_nodes: int | None) -> int:
         if num_nodes < 0:
             raise UsageError(f"{num_nodes} nodes cannot be", "Give --num-nodes 0 or more.")
         stated.append(("--num-nodes", num_nodes))
+    return stated
+
+
+def _agreed_num_nodes(found: Source, stated: list[tuple[str, int]]) -> int:
+    """N, which every table of nodes and the option have to agree on."""
     if not stated:
         largest = found.edges.largest_id()
         raise UsageError(
             f"{found.edges.where}: the number of nodes is not known; the largest id is {largest}",
-            f"Give --num-nodes, {largest + 1} or more, or --features or --labels.",
+            f"Give --num-nodes, {largest + 1} or more, --features, --labels or --remap.",
         )
     (first, count), *others = stated
     for where, other in others:
@@ -206,10 +269,11 @@ def _loaded_edges(found: Source, num_nodes: int) -> EdgeStream:
     return edges
 
 
-def _check(**options: str) -> None:
+def _check(options: Options) -> None:
     """Refuse values that would otherwise be taken for the default."""
-    for name, value in options.items():
-        if value not in _CHOICES[name]:
+    for name, choices in _CHOICES.items():
+        value = getattr(options, name)
+        if value not in choices:
             raise UsageError(
-                f"{name} {value!r} is not a choice", f"Choose from {', '.join(_CHOICES[name])}."
+                f"{name} {value!r} is not a choice", f"Choose from {', '.join(choices)}."
             )

@@ -27,6 +27,10 @@ class Report:
     reversed_added: int = 0
     """Reverse edges that ``undirected`` added."""
     loops_added: int = 0
+    unknown_ends: int = 0
+    """Edges left out since they name nodes that the node table lacks."""
+    remapped: int = 0
+    """Nodes whose id in the input is another one; their keys are kept."""
     nonfinite: dict[int, int] = dataclasses.field(default_factory=dict)
     """Number of NaN and infinite values by column of the features, where there are any."""
     unlabelled: int = 0

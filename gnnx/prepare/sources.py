@@ -44,6 +44,10 @@ class Source:
     num_edges: int | None = None
     """As it states."""
     notes: list[str] = dataclasses.field(default_factory=list)
+    arrays: dict[str, Array] = dataclasses.field(default_factory=dict)
+    """What else is kept of the nodes, by name: their keys, the names of their classes."""
+    unknown_ends: int = 0
+    """Edges left out since they name nodes that are not there."""
 
 
 class Reader:

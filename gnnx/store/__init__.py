@@ -3,6 +3,7 @@
 from gnnx.store.dataset import Dataset, open
 from gnnx.store.engine import ReadEngine
 from gnnx.store.features import DiskFeatures, FeatureStore, Pending
+from gnnx.store.keys import Keys
 from gnnx.store.manifest import Manifest
 from gnnx.store.scratch import ScratchRows
 from gnnx.store.topology import GraphStore
@@ -16,6 +17,7 @@ __all__ = [
     "DiskFeatures",
     "FeatureStore",
     "GraphStore",
+    "Keys",
     "Manifest",
     "Pending",
     "Problem",

@@ -13,6 +13,7 @@ from gnnx.errors import DataError, UsageError
 from gnnx.memory import Budget, Ledger, format_bytes
 from gnnx.store.engine import ReadEngine
 from gnnx.store.features import DiskFeatures
+from gnnx.store.keys import Keys, class_names, open_keys
 from gnnx.store.manifest import (
     HEADER_BYTES,
     ArrayEntry,
@@ -154,6 +155,16 @@ class Dataset:
         """Labels of the only node type, rows (): a class, or -1 where a node has none."""
         name = f"nodes/{self._node_type()}/y"
         return self.array(name) if name in self.manifest.arrays else None
+
+    @property
+    def keys(self) -> Keys:
+        """What the input called the nodes: ids to keys, and keys to ids."""
+        return open_keys(self.path, self.manifest, self._node_type())
+
+    @property
+    def class_names(self) -> list[str] | None:
+        """Names of the classes, by number; None where the input had numbers."""
+        return class_names(self.path, self.manifest, self._node_type())
 
     def split(self, name: str) -> DiskFeatures:
         """Ids of the nodes of a split, ascending.

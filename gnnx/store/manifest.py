@@ -253,8 +253,9 @@ class Manifest:
         """
         expected: dict[str, tuple[int, ...]] = {}
         for name, kind in self.nodes.items():
-            for array in ("x", "y", "id"):
+            for array in ("x", "y", "id", "key", "key_order"):
                 expected[f"nodes/{name}/{array}"] = (kind.count,)
+            expected[f"nodes/{name}/key_offsets"] = (kind.count + 1,)
         for edge_type, count in self.edges.items():
             for end in (edge_type[0], edge_type[2]):
                 if end not in self.nodes:

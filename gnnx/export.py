@@ -1,0 +1,181 @@
+"""Tables out of a dataset: nodes and edges by the keys that the input gave them, in pieces.
+
+Letters: N nodes, E edges, R rows of a piece.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+
+from gnnx.errors import DataError, UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping
+    from pathlib import Path
+
+    from numpy.typing import NDArray
+
+    from gnnx.store import Dataset
+
+_PIECE_BYTES = 4 << 20
+SUFFIXES = (".parquet", ".csv")
+
+
+def export(dataset: Dataset, out: Path, *, what: str = "nodes", rows: Path | None = None) -> int:
+    """Write a table with one row a node or an edge, named by the keys of the input.
+
+    Parameters
+    ----------
+    dataset
+        Whose nodes.
+    out
+        `.parquet` or `.csv`; it appears when it is whole.
+    what
+        ``"nodes"``: ``key``, and ``label``, ``split`` and ``x`` as far as there are any; lists
+        become columns ``x0``, ``x1``, … in CSV. ``"edges"``: ``src`` and ``dst``.
+    rows
+        A `.npy` file of one row a node, such as `infer` writes, to write instead of the above.
+
+    Returns
+    -------
+    int
+        Rows written.
+
+    Raises
+    ------
+    UsageError
+        The suffix or `what` is another one.
+    DataError
+        The rows are not as many as the nodes.
+    """
+    if what not in {"nodes", "edges"}:
+        raise UsageError(f"{what!r} cannot be exported", 'Choose "nodes" or "edges".')
+    if rows is not None:
+        values = np.load(rows, mmap_mode="r", allow_pickle=False)
+        if len(values) != dataset.num_nodes:
+            raise DataError(
+                f"{rows.name}: {len(values)} rows, {dataset.num_nodes} nodes",
+                "Give a row for every node.",
+            )
+        return write_rows(dataset, out, _cut(values))
+    return _write(out, _edges(dataset) if what == "edges" else _nodes(dataset))
+
+
+def write_rows(
+    dataset: Dataset, out: Path, pieces: Iterable[tuple[NDArray[np.int64], NDArray[Any]]]
+) -> int:
+    """Write rows of numbers by the keys of their nodes.
+
+    Parameters
+    ----------
+    dataset
+        Whose nodes.
+    out
+        `.parquet` or `.csv`.
+    pieces
+        Ids and rows.
+
+    Returns
+    -------
+    int
+        Rows written.
+    """
+    keys = dataset.keys
+    return _write(out, ({"key": keys.of(ids), "x": rows} for ids, rows in pieces))
+
+
+def _cut(values: NDArray[Any]) -> Iterator[tuple[NDArray[np.int64], NDArray[Any]]]:
+    step = max(1, _PIECE_BYTES // max(1, values[:1].nbytes))
+    for begin in range(0, len(values), step):
+        piece = np.array(values[begin : begin + step])
+        yield np.arange(begin, begin + len(piece)), piece
+
+
+def _nodes(dataset: Dataset) -> Iterator[dict[str, Any]]:
+    keys, names, labels = dataset.keys, dataset.class_names, dataset.labels
+    x = dataset.features if dataset.num_features else None
+    row_bytes = 64 + (x.row_bytes if x is not None else 0)
+    step = max(1, _PIECE_BYTES // row_bytes)
+    splits = {
+        name: dataset.split(name).read_range(0, dataset.split(name).num_rows).numpy()
+        for name in ("train", "val", "test")
+    }
+    for begin in range(0, dataset.num_nodes, step):
+        end = min(begin + step, dataset.num_nodes)
+        columns: dict[str, Any] = {"key": keys.of(np.arange(begin, end))}
+        if labels is not None:
+            columns["label"] = _labels(labels.read_range(begin, end).numpy(), names)
+        if any(len(ids) for ids in splits.values()):
+            column = np.full(end - begin, None, object)
+            for name, ids in splits.items():
+                first, last = np.searchsorted(ids, [begin, end])
+                column[ids[first:last] - begin] = name
+            columns["split"] = pa.array(column, pa.string())
+        if x is not None:
+            columns["x"] = x.read_range(begin, end).numpy()
+        yield columns
+
+
+def _labels(labels: NDArray[np.int64], names: list[str] | None) -> pa.Array:
+    """Classes by name or number, null for none."""
+    none = labels < 0
+    if names is None:
+        return pa.array(labels, mask=none)
+    return pa.array([None if y < 0 else names[y] for y in labels.tolist()], pa.string())
+
+
+def _edges(dataset: Dataset) -> Iterator[dict[str, Any]]:
+    keys = dataset.keys
+    for first, indptr, indices in dataset.graph.iter_rows():
+        rows = np.repeat(np.arange(first, first + len(indptr) - 1), np.diff(indptr))
+        yield {"src": keys.of(indices.astype(np.int64)), "dst": keys.of(rows)}
+
+
+def _write(out: Path, pieces: Iterable[Mapping[str, Any]]) -> int:
+    """Write pieces of a table under a temporary name; rename it when it is whole and synced."""
+    if out.suffix not in SUFFIXES:
+        raise UsageError(f"{out.name}: a table of unknown kind", "Name it .parquet or .csv.")
+    partial, count = out.with_name(out.name + ".partial"), 0
+    try:
+        with partial.open("wb") as file, contextlib.ExitStack() as stack:
+            writer: Any = None
+            for piece in pieces:
+                table = _table(piece, flat=out.suffix == ".csv")
+                writer = writer or stack.enter_context(_writer(file, out.suffix, table.schema))
+                writer.write_table(table)
+                count += len(table)
+            stack.close()
+            file.flush()
+            os.fsync(file.fileno())
+        partial.replace(out)
+    finally:
+        partial.unlink(missing_ok=True)
+    return count
+
+
+def _writer(file: Any, suffix: str, schema: pa.Schema) -> Any:
+    if suffix == ".csv":
+        import pyarrow.csv
+
+        return pyarrow.csv.CSVWriter(file, schema)
+    import pyarrow.parquet
+
+    return pyarrow.parquet.ParquetWriter(file, schema)
+
+
+def _table(columns: Mapping[str, Any], *, flat: bool) -> pa.Table:
+    arrays: dict[str, Any] = {}
+    for name, values in columns.items():
+        if not (isinstance(values, np.ndarray) and values.ndim > 1):
+            arrays[name] = values if isinstance(values, pa.Array) else pa.array(values)
+        elif flat:
+            arrays |= {f"{name}{i}": pa.array(values[:, i]) for i in range(values.shape[1])}
+        else:
+            cells = pa.array(np.ascontiguousarray(values).reshape(-1))
+            arrays[name] = pa.FixedSizeListArray.from_arrays(cells, values.shape[1])
+    return pa.table(arrays)

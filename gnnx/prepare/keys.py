@@ -1,0 +1,267 @@
+"""Nodes numbered 0 … N - 1 by their keys, and edges between keys turned into edges between ids.
+
+Letters: N nodes, E edges, B bytes of all keys.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pyarrow as pa
+
+from gnnx.errors import DataError
+from gnnx.prepare.recipe import Table
+from gnnx.prepare.tables import INTEGERS, Tables, quoted
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from gnnx.prepare.arrays import Array
+    from gnnx.prepare.edges import EdgeStream
+    from gnnx.prepare.recipe import EdgeTable, NodeTable
+
+
+class NodeKeys:
+    """Numbers nodes, once, and looks their keys up.
+
+    Parameters
+    ----------
+    tables
+        Where DuckDB runs.
+    """
+
+    def __init__(self, tables: Tables) -> None:
+        self._tables, self._key_type = tables, "BIGINT"
+
+    def number_nodes(self, table: NodeTable) -> None:
+        """Give the nodes of a table ids in the order of its rows.
+
+        Parameters
+        ----------
+        table
+            With a key column.
+
+        Raises
+        ------
+        DataError
+            A key is missing, or there twice.
+        """
+        assert table.key is not None
+        scan = self._tables.scan(table, "nodes")
+        columns = self._tables.columns(scan)
+        column = self._tables.column(columns, table.key, table, "nodes.key")
+        integer = columns[table.key] in INTEGERS
+        if table.key_type is not None:
+            integer = table.key_type == "integer"
+        self._key_type = "BIGINT" if integer else "VARCHAR"
+        self._tables.in_order()
+        self._tables.run(
+            f"CREATE TABLE node AS SELECT {self._as_key(column, columns[table.key])} AS key, "
+            f"row_number() OVER () - 1 AS id, {column} AS raw FROM {scan}"
+        )
+        missing = self._tables.fetch(
+            "SELECT id, raw FROM node WHERE key IS NULL ORDER BY id LIMIT 1"
+        )
+        for row, raw in missing:
+            what = "has no key" if raw is None else f"has the key {raw!r}, which is no integer"
+            raise DataError(f"{table.files[0]}: row {row} {what}", "Give every node a key.")
+        twice = self._tables.fetch(
+            "SELECT key, count(*) FROM node GROUP BY key HAVING count(*) > 1 ORDER BY key LIMIT 1"
+        )
+        for key, count in twice:
+            raise DataError(
+                f"{table.files[0]}: key {key!r} is there {count} times",
+                "Give every node a key of its own.",
+            )
+
+    def number_rows(self, table: NodeTable) -> None:
+        """Let edges name the nodes of a table by the row, from 0 on.
+
+        Parameters
+        ----------
+        table
+            Without a key column.
+        """
+        count = self._tables.count(table)
+        self._tables.run(
+            f"CREATE TABLE node AS SELECT range AS key, range AS id FROM range({count})"
+        )
+
+    def number_edges(self, tables: Sequence[str]) -> None:
+        """Give the nodes that edges name ids in ascending order of their keys.
+
+        Parameters
+        ----------
+        tables
+            SQL of one column of keys each.
+        """
+        keys = " UNION ".join(
+            f"SELECT key FROM ({table}) WHERE key IS NOT NULL" for table in tables
+        )
+        self._tables.run(
+            "CREATE TABLE node AS SELECT key, row_number() OVER (ORDER BY key) - 1 AS id "
+            f"FROM ({keys}) ORDER BY key"
+        )
+
+    @property
+    def num_nodes(self) -> int:
+        """N."""
+        ((count,),) = self._tables.fetch("SELECT count(*) FROM node")
+        return int(count)
+
+    def key_arrays(self, *, ordered: bool) -> dict[str, Array]:
+        """Keys by id, and ids by key.
+
+        Parameters
+        ----------
+        ordered
+            Whether keys ascend with the ids, so that ids by key need no array.
+
+        Returns
+        -------
+        dict of str to Array
+            ``key`` (N,) int64; or ``key_offsets`` (N + 1,) int64 and ``key_bytes`` (B,) uint8,
+            UTF-8; and ``key_order`` (N,) int64, ids in ascending order of their keys.
+        """
+        self._tables.in_order()
+        keys = self._tables.stream("SELECT key FROM node ORDER BY id", "keys")
+        arrays = self._tables.strings("key", keys) if self._key_type == "VARCHAR" else {}
+        if not arrays:
+            arrays = {"key": self._tables.numbers("key", keys)}
+        if not ordered:
+            ids = self._tables.stream("SELECT id FROM node ORDER BY key", "keys")
+            arrays["key_order"] = self._tables.numbers("key_order", ids)
+        return arrays
+
+    # Edges
+
+    def edges(self, scan: str, src: str, dst: str, where: str, *, drop: bool) -> tuple[Array, int]:
+        """Edges in ids.
+
+        Parameters
+        ----------
+        scan
+            SQL of the table.
+        src
+            Expression of the key of the source.
+        dst
+            Likewise, of the destination.
+        where
+            File, for messages.
+        drop
+            Leave out edges that name unknown nodes.
+
+        Returns
+        -------
+        tuple
+            (E, 2) int64, and the number of edges left out.
+
+        Raises
+        ------
+        DataError
+            An edge names an unknown node, and is not to be left out.
+        """
+        self._tables.run("SET preserve_insertion_order = false")  # the CSR is sorted anyway
+        keyed = f"SELECT {src} AS s, {dst} AS d FROM {scan}"
+        joined = f"({keyed}) e LEFT JOIN node a ON e.s = a.key LEFT JOIN node b ON e.d = b.key"
+        scratch, count, unknown = self._tables.workspace.scratch(), 0, 0
+        for batch in self._tables.stream(f"SELECT a.id, b.id FROM {joined}", f"edges of {where}"):
+            ends = [c.fill_null(-1).to_numpy(zero_copy_only=False) for c in batch.columns]
+            pairs = np.stack(ends, axis=1)
+            known = (pairs >= 0).all(axis=1)
+            unknown += len(pairs) - int(np.count_nonzero(known))
+            pairs = np.ascontiguousarray(pairs[known], np.int64)
+            scratch.append(pairs)
+            count += len(pairs)
+        if unknown and not drop:
+            ((key,),) = self._tables.fetch(
+                f"SELECT min(coalesce(CASE WHEN a.id IS NULL THEN e.s ELSE e.d END::VARCHAR, '')) "
+                f"FROM {joined} WHERE a.id IS NULL OR b.id IS NULL"
+            )
+            raise DataError(
+                f"{where}: {unknown} of {count + unknown} edges name nodes that are not in the "
+                f"node table, such as {key!r}",
+                'Add the nodes, or leave these edges out with unknown = "drop".',
+            )
+        return scratch.array(where, (count, 2), np.int64), unknown
+
+    def ends_of(self, table: EdgeTable, *, numbered: bool) -> tuple[str, str, str]:
+        """Write SQL of an edge table and of the keys of its ends; `numbered` where nodes are."""
+        scan = self._tables.scan(table, "edges")
+        columns = self._tables.columns(scan)
+        src = self._tables.column(columns, table.src, table, "edges.src")
+        dst = self._tables.column(columns, table.dst, table, "edges.dst")
+        if not numbered:
+            integer = columns[table.src] in INTEGERS and columns[table.dst] in INTEGERS
+            self._key_type = "BIGINT" if integer else "VARCHAR"
+        ends = self._as_key(src, columns[table.src]), self._as_key(dst, columns[table.dst])
+        return scan, *ends
+
+    def _as_key(self, column: str, kind: str) -> str:
+        """Write a column as keys; what is no key becomes NULL."""
+        cast = f"TRY_CAST({column} AS {self._key_type})"
+        if self._key_type == "BIGINT" and kind not in INTEGERS:  # DuckDB would round '1.5'
+            return f"CASE WHEN regexp_full_match({column}, '[-+]?[0-9]+') THEN {cast} END"
+        return cast
+
+    def renumbered(self, edges: EdgeStream) -> tuple[Array, int]:
+        """Give the nodes that integer edges name new ids, ascending.
+
+        Parameters
+        ----------
+        edges
+            With ids of any size.
+
+        Returns
+        -------
+        tuple
+            (E, 2) int64 in new ids, and the number of nodes whose id is another one.
+        """
+        self._tables.run("CREATE TABLE edge (src BIGINT, dst BIGINT)")
+        for piece in edges.pieces():
+            span = piece.num_edges * piece.step
+            ends = {
+                "src": piece.ids[piece.src_at : piece.src_at + span : piece.step],
+                "dst": piece.ids[piece.dst_at : piece.dst_at + span : piece.step],
+            }
+            batch = pa.table({n: np.ascontiguousarray(v, np.int64) for n, v in ends.items()})
+            self._tables.db.register("batch", batch)
+            self._tables.run("INSERT INTO edge SELECT * FROM batch")
+            self._tables.db.unregister("batch")
+        self.number_edges(["SELECT src AS key FROM edge", "SELECT dst AS key FROM edge"])
+        pairs, _ = self.edges("edge", "src", "dst", edges.where, drop=False)
+        ((changed,),) = self._tables.fetch("SELECT count(*) FROM node WHERE key <> id")
+        return pairs, int(changed)
+
+    def ids_of(self, name: str) -> Array:
+        """Ids of the keys in the first column of a text file without a header.
+
+        Parameters
+        ----------
+        name
+            The file.
+
+        Returns
+        -------
+        Array
+            (n,) int64.
+
+        Raises
+        ------
+        DataError
+            A key is unknown.
+        """
+        scan = self._tables.scan(Table((name,), header=False), "splits")
+        column = quoted(next(iter(self._tables.columns(scan))))
+        keys = f"(SELECT {self._as_key(column, 'VARCHAR')} AS key, {column} AS raw FROM {scan})"
+        for (raw,) in self._tables.fetch(
+            f"SELECT min(raw) FROM {keys} k ANTI JOIN node USING (key) HAVING count(*) > 0"
+        ):
+            raise DataError(
+                f"{name}: {raw!r} is not the key of a node", "Give keys of the node table."
+            )
+        ids = self._tables.stream(
+            f"SELECT id FROM {keys} k JOIN node USING (key) ORDER BY id", "splits"
+        )
+        return self._tables.numbers(name, ids)
