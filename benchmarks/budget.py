@@ -66,7 +66,7 @@ def main() -> None:
     parser.add_argument("--edges", type=int, default=40_000_000)
     parser.add_argument("--features", type=int, default=128)
     parser.add_argument("--memory", default="768MiB")
-    parser.add_argument("--small", default="256MiB")
+    parser.add_argument("--small", default="512MiB")
     parser.add_argument(
         "--train",
         default="--model sage --layers 2 --hidden 64 --fanouts 10,10 --batch-size 512 --epochs 1",
@@ -78,7 +78,7 @@ def main() -> None:
         sizes = ("nodes", "edges", "features")
         options = [f"--{size}={getattr(arguments, size)}" for size in sizes]
         synth = [*GNNX, "synth", str(dataset), *options, "--classes=16", "--seed=0"]
-        subprocess.run([*synth, "--memory", arguments.memory, "--split=0.01,0.01,0.98"], check=True)
+        subprocess.run([*synth, "--memory", arguments.memory, "--split=0.01,0.01,0.02"], check=True)
     options = arguments.train.split()
     small_growth, small_ledger = show("small", train(dataset, arguments.small, options))
     device = small_growth - small_ledger

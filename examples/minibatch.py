@@ -6,10 +6,10 @@ Usage: python examples/minibatch.py DATASET [--memory 128MiB] [--epochs 3]
 import argparse
 
 import torch
-from gnnx.nn import Dropout, SAGEConv
 from torch import nn
 
 import gnnx
+from gnnx.nn import Dropout, SAGEConv
 
 FANOUTS = [10, 5]  # the seeds' hop first
 

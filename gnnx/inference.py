@@ -1,8 +1,8 @@
 """Exact outputs of a model, layer by layer, streamed within the budget.
 
 Layer l + 1 is computed for all its rows from layer l's rows, with every neighbour, so that no node
-is computed twice; what lies between two layers is kept in HOST memory where it fits, else in a
-scratch file. Shapes: N nodes, S sources, D destinations, R rows asked, F/G widths in/out.
+is computed twice; what lies between two layers is kept in a scratch file. Shapes: N nodes,
+S sources, D destinations, R rows asked, F/G widths in/out.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 from gnnx import threads
-from gnnx.errors import BudgetError, UsageError
+from gnnx.errors import BudgetError, DataError, RunError, UsageError
 from gnnx.memory import Tier
 from gnnx.random import Key
 from gnnx.sample import NeighborSampler
@@ -26,6 +26,7 @@ from gnnx.store import ScratchRows
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from concurrent.futures import Future
 
     from numpy.typing import NDArray
     from torch import nn
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
     from gnnx.memory import Ledger
     from gnnx.store import Dataset, FeatureStore, GraphStore
 
-_PIECE_BYTES = 512 << 20  # input rows of a piece where the device has no limit; two are alive
+_PIECE_BYTES = 256 << 20  # input rows of a piece where the device has no limit; two are alive
 _ENTRY_BYTES = 64  # an edge in a block, its transpose, and the sampler's scratch
 _WINDOW = 1 << 18  # rows looked at together
 _WINDOW_BYTES = 64  # a row's id and degree, their copies, and twice as many rows at most
@@ -74,7 +75,8 @@ def infer(
     nodes
         (R,) int64 global ids, distinct and ascending; all N by default.
     out
-        A ``.npy`` file to write in pieces; it appears when it is whole.
+        A ``.npy`` file to write in pieces; it appears when it is whole. bfloat16, which NumPy
+        lacks, is written as float32.
     features
         The data set's features behind a cache; its own by default.
     device
@@ -91,12 +93,18 @@ def infer(
     ------
     BudgetError
         One row's neighbourhood does not fit the budget.
+    DataError
+        A node is outside the graph.
     UsageError
-        The model shows no layers, or there are no nodes.
+        The model shows no layers, there are no nodes, or they do not ascend.
+    RunError
+        A piece was not read in time.
     """
     num_rows = dataset.num_nodes if nodes is None else len(nodes)
     if num_rows == 0:
         raise UsageError("no nodes to infer for", "Give at least one node.")
+    if nodes is not None:
+        _check_nodes(nodes, dataset.num_nodes)
     pieces = stream(model, dataset, nodes, features, device, progress)
     if out is not None:
         _write_npy(Path(out), num_rows, pieces)
@@ -111,6 +119,17 @@ def infer(
     return result
 
 
+def _check_nodes(nodes: NDArray[np.int64], num_nodes: int) -> None:
+    if not (nodes[1:] > nodes[:-1]).all():
+        raise UsageError("nodes to infer for do not ascend", "Sort them, and give each once.")
+    for node in (nodes[0], nodes[-1]):
+        if not 0 <= node < num_nodes:
+            raise DataError(
+                f"node {node} is outside the {num_nodes} nodes",
+                "Give ids from 0 to one less than the number of nodes.",
+            )
+
+
 def stream(
     model: nn.Module,
     dataset: Dataset,
@@ -119,7 +138,7 @@ def stream(
     device: torch.device | str = "cpu",
     progress: threads.Progress | None = None,
 ) -> _Outputs:
-    """Yield (ids, outputs) of nodes piece by piece, in ascending order; arguments as `infer`."""
+    """Yield (ids, outputs) of nodes piece by piece; arguments and errors as `infer`."""
     layers = getattr(model, "layers", None)
     if layers is None:
         raise UsageError(
@@ -128,16 +147,18 @@ def stream(
         )
     needed = _needed(dataset.graph, nodes, len(layers))
     h: FeatureStore = features or dataset.features
-    with contextlib.ExitStack() as scratch:
-        scratch.callback(model.train, model.training)
+    with contextlib.ExitStack() as mode, contextlib.ExitStack() as scratch:
+        mode.callback(model.train, model.training)
         model.eval()
         for depth, (layer, rows) in enumerate(zip(layers, needed, strict=True), start=1):
-            outputs = _apply(layer, dataset, h, rows, torch.device(device))
-            outputs = _reported(outputs, f"layer {depth} of {len(layers)}", rows, progress)
+            stage = f"layer {depth} of {len(layers)}"
+            outputs = _apply(layer, dataset, h, rows, torch.device(device), stage)
+            outputs = _reported(outputs, stage, rows, progress)
             if depth == len(layers):
                 yield from outputs
             else:
-                h = _kept(outputs, dataset, scratch)
+                with scratch.pop_all():  # of the layer below: done with when this one is
+                    h = _kept(outputs, dataset, scratch)
 
 
 def _reported(
@@ -192,18 +213,37 @@ def _apply(
     h: FeatureStore,
     rows: NDArray[np.bool_],
     device: torch.device,
+    stage: str,
 ) -> _Outputs:
     """Run one layer for the rows of a mask; the next piece is read while one computes."""
-    dtype = next((p.dtype for p in layer.parameters()), torch.float32)
+    dtype = parameter_dtype(layer)
     pieces = _pieces(dataset, h, rows, device)
     ahead = threads.submit(next, pieces, None)
     try:
-        while (piece := ahead.result(_TIMEOUT_S)) is not None:
+        while (piece := _arrived(ahead, stage)) is not None:
             ahead = threads.submit(next, pieces, None)
             with torch.no_grad():
                 yield piece.ids, layer(piece.block.to(device), piece.h.to(device, dtype))
     finally:
         concurrent.futures.wait([ahead], _TIMEOUT_S)  # it writes to buffers that are let go now
+
+
+def _arrived(ahead: Future[_Piece | None], stage: str) -> _Piece | None:
+    """Wait for the piece that is being read; None after the last one."""
+    try:
+        return ahead.result(_TIMEOUT_S)
+    except TimeoutError as error:
+        if ahead.done():
+            raise  # the reader's own
+        raise RunError(
+            f"{stage}: its next rows were not sampled and read within {_TIMEOUT_S:g} s",
+            "Check that the disk answers.",
+        ) from error
+
+
+def parameter_dtype(module: nn.Module) -> torch.dtype:
+    """Dtype that a module's input is converted to: of its parameters, else float32."""
+    return next((p.dtype for p in module.parameters()), torch.float32)
 
 
 def _pieces(
@@ -219,8 +259,8 @@ def _pieces(
     free = ledger.free_bytes(tier)
     most = _most_entries(_PIECE_BYTES if free is None else free // 4, h)
     for ids in _windows(rows, most, ledger):
+        degree = graph.rows(ids)[1]
         while len(ids):
-            _, degree = graph.rows(ids)
             count = max(1, int(np.cumsum(degree + 1).searchsorted(most, side="right")))
             try:
                 piece = _load(sampler, h, ids[:count], ledger, tier)
@@ -230,7 +270,7 @@ def _pieces(
                 most = max(1, most // 2)
             else:
                 yield piece
-                ids = ids[count:]  # noqa: PLW2901 - what is left of the window
+                ids, degree = ids[count:], degree[count:]  # noqa: PLW2901 - of the window
 
 
 def _most_entries(num_bytes: int, h: FeatureStore) -> int:
@@ -272,7 +312,8 @@ def _write_npy(path: Path, num_rows: int, pieces: _Outputs) -> None:
     try:
         with partial.open("wb") as file:
             for _, rows in pieces:
-                array = rows.float().cpu().numpy()
+                narrow = rows.dtype == torch.bfloat16
+                array = (rows.float() if narrow else rows).cpu().contiguous().numpy()
                 if file.tell() == 0:
                     header = {
                         "descr": array.dtype.str,

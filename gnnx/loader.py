@@ -12,7 +12,6 @@ import concurrent.futures
 import contextlib
 import dataclasses
 import functools
-import itertools
 import logging
 import math
 import time
@@ -24,11 +23,12 @@ import torch
 from gnnx import threads
 from gnnx.cache import (
     FeatureCache,
+    HostNeeds,
     access_bytes,
     every,
     expected_access,
     hottest,
-    overhead_bytes,
+    plan,
 )
 from gnnx.errors import BudgetError, GnnxError, RunError, UsageError
 from gnnx.graph import MiniBatch
@@ -49,9 +49,9 @@ if TYPE_CHECKING:
 
 Split = Literal["train", "val", "test"]
 _SPLITS = ("train", "val", "test")
-# HOST bytes of a batch in preparation: of its rows, the sampler's table, then the list and order of
-# those to be read; beside them the sampler's pieces of edges (measured: 25 and 24, 1.5 MiB)
-_ROW_BYTES = 48
+# HOST bytes of a batch in preparation: of a row, the sampler's table, then the list and order of
+# those to be read (30 measured, where all are read); beside them the sampler's pieces of edges
+_ROW_BYTES = 32
 _PIECE_EDGES, _EDGE_BYTES = 1 << 16, 28
 _log = logging.getLogger("gnnx")
 
@@ -79,77 +79,6 @@ class EpochStats:
     """Bytes of rows read before the epoch to fill the cache; not in `disk_read_bytes`."""
     steps: int
     """Batches handed out."""
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class HostNeeds:
-    """What could use HOST memory, in bytes."""
-
-    batch: int
-    """Scratch of a batch in preparation."""
-    num_batches: int
-    """Batches in preparation at the same time, at most."""
-    seeds: int
-    """Ids and labels of all seeds."""
-    topology: tuple[int, ...]
-    """Arrays of the graph, the most useful first; each is kept whole or not at all."""
-    num_rows: int
-    """N."""
-    row_bytes: int
-    """Of a feature row."""
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class HostPlan:
-    """How HOST memory is shared out; the parts fit within what was free."""
-
-    batches: int
-    """Bytes left free for batches in preparation."""
-    seeds: int
-    """Bytes of ids and labels kept: all or nothing."""
-    topology: int
-    """Bytes of the graph kept."""
-    num_kept: int
-    """Feature rows kept."""
-
-
-def plan(free_bytes: int | None, needs: HostNeeds) -> HostPlan:
-    """Share out HOST memory.
-
-    In this order: one batch in preparation; the seeds, if an eighth of the rest holds them; the
-    topology, since sampling from disk stalls every hop and reads as much as the features do; more
-    batches in preparation; feature rows.
-
-    Parameters
-    ----------
-    free_bytes
-        HOST bytes that nobody holds; None is no limit.
-    needs
-        What could use them.
-
-    Returns
-    -------
-    HostPlan
-        All of it where it fits; nothing but the batch where that is all that fits.
-    """
-    if free_bytes is None:
-        batches = needs.batch * needs.num_batches
-        return HostPlan(batches, needs.seeds, sum(needs.topology), needs.num_rows)
-    batches = min(needs.batch, free_bytes)
-    left = free_bytes - batches
-    seeds = needs.seeds if needs.seeds <= left // 8 else 0
-    left -= seeds
-    topology = 0
-    for array in needs.topology:
-        if array > left:
-            break
-        topology += array
-        left -= array
-    more = min(needs.batch * (needs.num_batches - 1), left)
-    left -= more + overhead_bytes(needs.num_rows)
-    # beside its row, an id while the cache is filled
-    num_kept = min(needs.num_rows, max(0, left) // (needs.row_bytes + 8))
-    return HostPlan(batches + more, seeds, topology, num_kept)
 
 
 class Loader:
@@ -307,19 +236,8 @@ class Loader:
             del scores
         if shared.seeds:
             self._seeds.keep(ledger)
-        graph.pin(sum(self._topology()) - sum(needs.topology) + shared.topology)
+        graph.pin(shared.topology)
         return FeatureCache(self._source, ids, ledger)
-
-    def _topology(self) -> tuple[int, int]:
-        """Bytes of indptr and indices."""
-        graph = self.dataset.graph
-        return 8 * (graph.num_nodes + 1), graph.num_edges * graph.index_dtype.itemsize
-
-    def _absent_topology(self) -> tuple[int, ...]:
-        """Those of them that the graph does not keep yet."""
-        held, arrays = self._ledger.owners(Tier.HOST).get("topology", 0), self._topology()
-        num_resident = sum(total <= held for total in itertools.accumulate(arrays))
-        return arrays[num_resident:]
 
     def _most_rows(self) -> float:
         """Bound the sources of a batch."""
@@ -333,7 +251,7 @@ class Loader:
             batch=_ROW_BYTES * rows + _EDGE_BYTES * min(edges, _PIECE_EDGES),
             num_batches=max(1, self.prefetch),
             seeds=self._seeds.num_bytes,
-            topology=self._absent_topology(),
+            topology=self.dataset.graph.unpinned,
             num_rows=0 if self.cache is None else num_rows,
             row_bytes=self._source.row_bytes,
         )
@@ -380,7 +298,7 @@ class Loader:
         while batch is None:
             begin = time.perf_counter()
             try:
-                batch = self._finish(epoch, epoch.jobs.popleft())
+                batch = self._finish(epoch)
             except BudgetError as error:
                 if not self._make_room(epoch, error.tier):
                     raise
@@ -393,7 +311,8 @@ class Loader:
         return batch
 
     def _make_room(self, epoch: _Epoch, tier: str) -> bool:
-        """Give up what a batch can do without: those ahead of it, then the kept rows."""
+        """Give up what a batch can do without: those after it, then the kept rows."""
+        epoch.jobs.popleft()
         if self._ahead:
             self._ahead -= 1
             epoch.num_begun -= len(epoch.jobs)
@@ -438,17 +357,18 @@ class Loader:
             copy_s=time.perf_counter() - sampled,
         )
 
-    def _finish(self, epoch: _Epoch, job: _Job) -> MiniBatch:
-        """Wait for a batch and its rows; raises what its preparation met."""
-        limit = time.monotonic() + self.timeout_s
+    def _finish(self, epoch: _Epoch) -> MiniBatch:
+        """Wait for the first batch of the queue and its rows; raises what its preparation met."""
+        job, limit = epoch.jobs[0], time.monotonic() + self.timeout_s
         try:
             coming = job.future.result(self.timeout_s)
             x = coming.x.wait(max(0.0, limit - time.monotonic()))
             y = None if coming.y is None else coming.y.wait(max(0.0, limit - time.monotonic()))
         except (TimeoutError, RunError) as error:
-            if time.monotonic() < limit:
+            if time.monotonic() < limit - 1e-3:
                 raise  # the job's own
             job.progress.wanted = False
+            epoch.jobs.popleft()  # whoever tidies up waits no longer for it
             raise RunError(
                 f"epoch {epoch.number}, step {job.step}: {job.progress.stage} has not ended "
                 f"within {self.timeout_s:g} s",
@@ -456,6 +376,7 @@ class Loader:
             ) from error
         finally:
             del job  # the error's traceback holds this frame, which must not hold the error too
+        epoch.jobs.popleft()  # not before: an interrupt leaves it to whoever tidies up
         epoch.sample_s += coming.sample_s
         epoch.copy_s += coming.copy_s
         return MiniBatch(

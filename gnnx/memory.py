@@ -45,6 +45,12 @@ class Tier(enum.Enum):
     """Scratch files."""
 
 
+# Freed bytes that stay resident, as a share of the peak. A batch's buffers are freed and taken anew
+# every step, a little larger or smaller, and page faults cost more than memory there; HOST's live
+# long, and its resident bytes are held against the ledger's peak.
+_SLACK = {Tier.DEVICE: 0.25, Tier.HOST: 0.03, Tier.DISK: 0.0}
+
+
 def parse_bytes(text: str | int) -> int:
     """Read a number of bytes as people write it.
 
@@ -201,6 +207,9 @@ class Ledger:
         self._lock = threading.Lock()
         self._accounts = {tier: _Account(tier, budget.limit(tier)) for tier in Tier}
         self._slabs: dict[Tier, _Slab] = {}
+        # given back, in whatever thread and inside the collector too, where the lock could be held
+        # already: appending to a deque is atomic and needs none
+        self._released: collections.deque[tuple[int, Tier, str]] = collections.deque()
 
     def empty(
         self,
@@ -320,13 +329,15 @@ class Ledger:
                 slab.trim()
 
     def _collect(self) -> None:
-        """Book the arrays that have died since the last call; the lock is held."""
+        """Book what has been given back since the last call; the lock is held."""
+        while self._released:
+            num_bytes, tier, owner = self._released.popleft()
+            self._accounts[tier].discharge(num_bytes, owner)
         for slab in self._slabs.values():
             slab.collect()
 
     def _release(self, num_bytes: int, tier: Tier, owner: str) -> None:
-        with self._lock:
-            self._accounts[tier].discharge(num_bytes, owner)
+        self._released.append((num_bytes, tier, owner))
 
 
 class Reservation:
@@ -383,24 +394,19 @@ class _Slab:
     """One anonymous mapping, handed out by first fit.
 
     The mapping is far larger than the budget, since address space is free: fragmentation never
-    fails a request that the budget allows. Freed pages stay resident ("dirty") for quick reuse, at
-    most `warm` bytes of them, and never so many that held + dirty bytes exceed the limit.
+    fails a request that the budget allows. Freed pages stay resident ("dirty") for quick reuse, as
+    long as held + dirty bytes exceed neither the limit nor the peak of held bytes by some slack.
     """
 
     def __init__(self, account: _Account) -> None:
         self.account = account
         physical = os.sysconf("SC_PHYS_PAGES") * PAGE
         reach = physical if account.limit is None else min(account.limit, physical)
-        # a batch's buffers are freed and taken again every step, so DEVICE keeps them all;
-        # HOST's are long-lived, and its resident bytes are held against the ledger's peak
-        self.warm = reach if account.tier is Tier.DEVICE else reach // 32
         self.map = _reserve(_round_up(reach, PAGE), account.tier)
         self.base = np.frombuffer(self.map, np.uint8).ctypes.data
         self.clean = [(0, len(self.map))]
         self.dirty: list[tuple[int, int]] = []
         self.dirty_bytes = 0
-        # arrays die in whatever thread drops them, inside the collector too, where a lock could
-        # be held already: appending to a deque is atomic and needs none
         self.dead: collections.deque[tuple[int, int, str]] = collections.deque()
 
     def take(self, size: int, align: int) -> int:
@@ -431,22 +437,31 @@ class _Slab:
             self.dirty.append((start, start + size))
             self.dirty_bytes += size
         self.dirty = _merged(self.dirty)
-        if self.dirty_bytes > self.warm:
-            self.trim()
 
     def shrink(self) -> None:
-        """Keep held and dirty bytes together within the limit."""
-        limit = self.account.limit
-        if limit is not None and self.account.held + self.dirty_bytes > limit:
-            self.trim()
+        """Keep held and dirty bytes together below the limit and the peak."""
+        account = self.account
+        most = account.peak + int(account.peak * _SLACK[account.tier])
+        if account.limit is not None:
+            most = min(most, account.limit)
+        excess = account.held + self.dirty_bytes - most
+        if excess > 0:
+            self.trim(excess)
 
-    def trim(self) -> None:
-        """Give every page without a live byte back to the system."""
-        if not self.dirty:
+    def trim(self, num_bytes: int | None = None) -> None:
+        """Give dirty pages back to the system: all, or so many bytes of the largest extents."""
+        left = self.dirty_bytes if num_bytes is None else num_bytes
+        kept, given = [], []
+        for start, end in sorted(self.dirty, key=lambda extent: extent[0] - extent[1]):
+            cut = max(start, end - _round_up(left, PAGE)) if left > 0 else end
+            kept += [(start, cut)] * (cut > start)
+            given += [(cut, end)] * (end > cut)
+            left -= end - cut
+        if not given:
             return
-        self.clean = _merged(self.clean + self.dirty)
-        self.dirty, self.dirty_bytes = [], 0
-        for start, end in self.clean:
+        self.dirty, self.clean = sorted(kept), _merged(self.clean + given)
+        self.dirty_bytes = sum(end - start for start, end in kept)
+        for start, end in self.clean:  # merged: pages that two extents shared are whole now
             first, last = _round_up(start, PAGE), end // PAGE * PAGE
             if last > first:  # untouched pages cost nothing here
                 self.map.madvise(mmap.MADV_DONTNEED, first, last - first)

@@ -16,7 +16,7 @@ from gnnx.threads import inlined, kernel
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-_GAMMA = 0x9E3779B97F4A7C15  # 2^64 / golden ratio, odd: SplitMix64's increment
+GAMMA = 0x9E3779B97F4A7C15  # 2^64 / golden ratio, odd: SplitMix64's increment
 _MASK = (1 << 64) - 1
 
 
@@ -32,7 +32,7 @@ class Key(NamedTuple):
         """64-bit digest: state = mix(state ^ mix((part + 1) * gamma)) over the parts in order."""
         state = 0
         for part in self:
-            state = mix_int(state ^ mix_int((part + 1) * _GAMMA & _MASK))
+            state = mix_int(state ^ mix_int((part + 1) * GAMMA & _MASK))
         return state
 
 
@@ -77,7 +77,7 @@ def permuted(position: Any, size: Any, state: Any) -> Any:
     while True:
         left, right = value >> np.uint64(half), value & mask
         for turn in range(6):
-            turned = mix(right ^ (state + np.uint64(turn) * np.uint64(_GAMMA)))
+            turned = mix(right ^ (state + np.uint64(turn) * np.uint64(GAMMA)))
             left, right = right, left ^ (turned & mask)
         value = (left << np.uint64(half)) | right
         if value < np.uint64(size):

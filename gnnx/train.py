@@ -5,6 +5,7 @@ Shapes: N nodes, B seeds, C classes.
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import dataclasses
 import logging
@@ -19,7 +20,7 @@ import torch
 from torch import nn
 
 from gnnx.errors import DataError, RunError, UsageError
-from gnnx.inference import stream
+from gnnx.inference import parameter_dtype, stream
 from gnnx.loader import Loader
 from gnnx.memory import Tier, peak_rss_bytes, rss_bytes
 from gnnx.nn import SAGE
@@ -248,9 +249,15 @@ class Trainer:
         self.loss = loss or _cross_entropy(class_weights, dataset, self.device)
         self._settings = {
             "fingerprint": dataset.fingerprint,
+            "model": getattr(model, "config", None),
             "seed": seed,
             "batch_size": batch_size,
             "fanouts": list(fanouts),
+            "lr": lr,
+            "weight_decay": weight_decay,
+            "optimizer": optimizer if isinstance(optimizer, str) else "own",
+            "schedule": schedule if isinstance(schedule, str) else "own",
+            "autocast": str(autocast),
         }
 
     def fit(
@@ -277,8 +284,11 @@ class Trainer:
         RunError
             A loss is not finite.
         UsageError
-            The checkpoint belongs to another data set or other settings.
+            There is no epoch to run, or the checkpoint belongs to another data set, another model
+            or other settings.
         """
+        if epochs < 1:
+            raise UsageError(f"{epochs} epochs", "Give at least 1.")
         torch.manual_seed(self.seed)
         total_steps = epochs * len(self.loader)
         scheduler = _make_scheduler(self.schedule, self.optimizer, total_steps)
@@ -296,23 +306,8 @@ class Trainer:
         self, state: _State, scheduler: Any, progress: Progress | None, *, last: bool
     ) -> None:
         epoch = self.loader.epoch = len(state.epochs)
-        self.model.train()
         begin = time.perf_counter()
-        loss_sum, compute_s, num_seeds = 0.0, 0.0, 0
-        for step, batch in enumerate(self.loader):
-            started = time.perf_counter()
-            loss = self._step(batch)
-            scheduler.step()
-            if not math.isfinite(loss):
-                raise RunError(
-                    f"loss is {loss} at epoch {epoch}, step {step}",
-                    "Lower --lr, or look for outliers in the features with gnnx info.",
-                )
-            loss_sum += loss * batch.batch_size
-            num_seeds += batch.batch_size
-            compute_s += time.perf_counter() - started
-            if progress:
-                progress(f"epoch {epoch + 1}", step + 1, len(self.loader))
+        loss, compute_s = self._train(epoch, scheduler, progress)
         seconds = time.perf_counter() - begin
         stats = self.loader.stats
         assert stats is not None  # an epoch has ended
@@ -321,7 +316,7 @@ class Trainer:
             metrics, eval_s = self._evaluate("val", progress)
         report = EpochReport(
             epoch=epoch,
-            loss=loss_sum / num_seeds,
+            loss=loss,
             val_loss=metrics.loss,
             val_accuracy=metrics.accuracy,
             seconds=seconds,
@@ -337,11 +332,31 @@ class Trainer:
         )
         state.add(report, self.model)
 
+    def _train(self, epoch: int, scheduler: Any, progress: Progress | None) -> tuple[float, float]:
+        """Take a step a batch; mean loss of a seed, and seconds of computing."""
+        self.model.train()
+        loss_sum, compute_s, num_seeds = 0.0, 0.0, 0
+        for step, batch in enumerate(self.loader):
+            started = time.perf_counter()
+            loss = self._step(batch)
+            scheduler.step()
+            if not math.isfinite(loss):
+                raise RunError(
+                    f"loss is {loss} at epoch {epoch}, step {step}",
+                    "Lower --lr, or look for outliers in the features with gnnx info.",
+                )
+            loss_sum += loss * batch.batch_size
+            num_seeds += batch.batch_size
+            compute_s += time.perf_counter() - started
+            if progress:
+                progress(f"epoch {epoch + 1}", step + 1, len(self.loader))
+        return loss_sum / num_seeds, compute_s
+
     def _step(self, batch: MiniBatch) -> float:
         assert batch.y is not None  # the constructor has checked that there are labels
         x = batch.x
-        if not self.autocast:
-            x = x.to(next(self.model.parameters()).dtype)
+        if not (self.autocast and x.is_floating_point()):
+            x = x.to(parameter_dtype(self.model))
         with torch.autocast(self.device.type, self.autocast, enabled=self.autocast is not None):
             logits = self.model(batch.blocks, x)
         loss = self.loss(logits.float(), batch.y)
@@ -352,9 +367,18 @@ class Trainer:
 
     def _evaluate(self, split: str, progress: Progress | None) -> tuple[Metrics, float]:
         begin = time.perf_counter()
-        with self.loader.released():  # evaluation needs the bytes that the cache holds
+        features, ledger = self.loader.features, self.dataset.ledger
+        free, budget = ledger.free_bytes(Tier.HOST), ledger.budget.host
+        # pieces want room: rows that are kept serve them only where they leave half of it
+        roomy = free is None or budget is None or 2 * free >= budget
+        with contextlib.nullcontext() if roomy else self.loader.released():
             metrics = evaluate(
-                self.model, self.dataset, split, device=self.device, progress=progress
+                self.model,
+                self.dataset,
+                split,
+                features=features,
+                device=self.device,
+                progress=progress,
             )
         return metrics, time.perf_counter() - begin
 
@@ -390,7 +414,6 @@ class Trainer:
         content = {
             "version": _CHECKPOINT_VERSION,
             "settings": self._settings | {"total_steps": state.total_steps},
-            "config": getattr(self.model, "config", None),
             "epochs": [dataclasses.asdict(report) for report in state.epochs],
             "best_epoch": state.best_epoch,
             "best_weights": state.best_weights,
@@ -485,7 +508,7 @@ def load_checkpoint(folder: Path | str) -> Checkpoint:
     """
     content = _load(Path(folder) / _CHECKPOINT)
     return Checkpoint(
-        content["config"],
+        content["settings"]["model"],
         content["best_weights"],
         len(content["epochs"]),
         content["settings"]["fingerprint"],
@@ -521,7 +544,7 @@ def base_rss_bytes(model: nn.Module | None = None, dataset: Dataset | None = Non
     model
         The model to be trained; a small one by default.
     dataset
-        The data set to be trained on: the toy has its widths.
+        The data set to be trained on: the toy has its width.
 
     Returns
     -------
@@ -529,8 +552,8 @@ def base_rss_bytes(model: nn.Module | None = None, dataset: Dataset | None = Non
         Bytes.
     """
     num_features = 8 if dataset is None else dataset.num_features
-    num_classes = 2 if dataset is None else dataset.num_classes
-    toy_model: Any = SAGE(8, 8, 2, num_layers=2) if model is None else copy.deepcopy(model)
+    num_classes = 2 if dataset is None else min(2, dataset.num_classes)
+    toy_model: Any = SAGE(8, 8, 2, num_layers=2) if model is None else copy.deepcopy(model).cpu()
     generator = torch.get_rng_state()
     with tempfile.TemporaryDirectory(prefix="gnnx-") as folder:
         path = Path(folder) / "toy"
@@ -539,7 +562,8 @@ def base_rss_bytes(model: nn.Module | None = None, dataset: Dataset | None = Non
             fanouts = [2] * len(toy_model.layers)
             degrees = _needs_degrees(toy_model)
             for batch in Loader(toy, fanouts, 4, degrees=degrees):
-                toy_model(batch.blocks, batch.x).sum().backward()
+                x = batch.x.to(parameter_dtype(toy_model))
+                toy_model(batch.blocks, x).sum().backward()
             evaluate(toy_model, toy, "test")
     torch.set_rng_state(generator)
     return rss_bytes()

@@ -1,6 +1,11 @@
 """The verbs on real datasets: documents, exit codes, and what is left behind."""
 
 import json
+import re
+import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import numpy as np
@@ -90,3 +95,178 @@ def test_verify_names_the_damaged_page(tmp_path):
     result = runner.invoke(app, ["verify", str(folder), "--quiet"])
     assert result.exit_code == 3
     assert "nodes/node/x.npy: page 0" in result.stdout
+
+
+TRAIN = ["--fanouts", "3,3", "--hidden", "8", "--epochs", "2", "--batch-size", "50"]
+
+
+def test_train_document_has_its_keys(graph):
+    document = run("train", graph, *TRAIN, "--memory", "16MiB", "--device-memory", "64MiB")
+    assert list(document) == [
+        *("schema", "command", "dataset", "model", "options"),
+        *("epochs", "best_epoch", "val_accuracy", "test_accuracy", "num_parameters", "memory"),
+    ]
+    assert [set(epoch) for epoch in document["epochs"]] == 2 * [
+        {
+            *("epoch", "loss", "val_loss", "val_accuracy", "seconds", "sample_s", "fetch_s"),
+            *("wait_s", "compute_s", "eval_s", "rows_requested", "rows_hit", "rows_from_disk"),
+            "disk_read_bytes",
+        }
+    ]
+    assert set(document["memory"]) == {
+        *("budget_bytes", "device_budget_bytes", "peak_ledger_bytes", "peak_device_ledger_bytes"),
+        *("peak_rss_bytes", "base_rss_bytes"),
+    }
+    assert document["memory"]["budget_bytes"] == 16 << 20
+    assert document["memory"]["device_budget_bytes"] == 64 << 20
+    assert 0 <= document["test_accuracy"] <= 1
+
+
+def test_train_options_reach_the_training(graph):
+    """The document repeats the run: what was asked for and what was the default."""
+    options = run("train", graph, *TRAIN, "--lr", "0.02")["options"]
+    assert options["fanouts"] == [3, 3]
+    assert (options["lr"], options["weight_decay"]) == (0.02, 5e-4)
+    sage = ("train", graph, *TRAIN, "--model", "sage")
+    assert run(*sage)["model"]["aggr"] == "mean"
+    assert run(*sage, "--aggr", "max")["model"]["aggr"] == "max"
+
+
+def test_train_twice_is_the_same(graph):
+    first, second = (run("train", graph, *TRAIN, "--seed", 3) for _ in range(2))
+    other = run("train", graph, *TRAIN, "--seed", 4)
+    losses = [[epoch["loss"] for epoch in d["epochs"]] for d in (first, second, other)]
+    assert losses[0] == losses[1] != losses[2]
+
+
+def test_train_resumes(graph, tmp_path):
+    whole = run("train", graph, *TRAIN, "--epochs", 3)
+    state = ("--checkpoint", tmp_path / "run")
+    run("train", graph, *TRAIN, "--epochs", 1, *state)
+    resumed = run("train", graph, *TRAIN, "--epochs", 3, *state, "--resume")
+    assert [e["loss"] for e in resumed["epochs"]] == [e["loss"] for e in whole["epochs"]]
+    assert resumed["test_accuracy"] == whole["test_accuracy"]
+
+
+@pytest.mark.slow
+def test_train_cora(shared_data, tmp_path):
+    """Defaults reach on Cora what the literature does: a mean of 80 % and more over five seeds."""
+    run("prepare", shared_data / "layouts/ogb-raw-cora", tmp_path / "cora")
+    found = [run("train", tmp_path / "cora", "--seed", seed)["test_accuracy"] for seed in range(5)]
+    assert np.mean(found) >= 0.80
+
+
+def test_train_without_validation_nodes(tmp_path):
+    """H08: an empty split is legal; its metric is null."""
+    document = run("train", write_graph(tmp_path / "graph", val=0), *TRAIN)
+    assert document["val_accuracy"] is None
+    assert document["test_accuracy"] is not None
+
+
+def test_train_without_labels(tmp_path):
+    error = run("train", write_graph(tmp_path / "graph", labelled=False), *TRAIN, code=3)["error"]
+    assert "no labels" in error["cause"]
+
+
+@pytest.mark.parametrize(
+    ("options", "cause"),
+    [
+        (["--layers", "3"], "--fanouts 3,3 has 2 numbers and --layers is 3"),
+        (["--model", "gcn", "--aggr", "max"], "--aggr max has no meaning for gcn"),
+        (["--resume"], "--resume has nothing to go on from"),
+        (["--fanouts", "3,x"], "--fanouts '3,x' is not a list of numbers"),
+        (["--memory", "lots"], "'lots' is not a size in bytes"),
+    ],
+)
+def test_train_usage(graph, options, cause):
+    assert run("train", graph, *TRAIN, *options, code=2)["error"]["cause"] == cause
+
+
+def test_train_budget_too_small(graph):
+    error = run("train", graph, *TRAIN, "--memory", "4KiB", code=4)["error"]
+    assert error["kind"] == "BudgetError"
+    assert error["tier"] == "host"
+    assert error["smallest_bytes"] > 4096
+
+
+def test_infer_writes_a_row_a_node(graph, tmp_path):
+    trained = run("train", graph, *TRAIN, "--checkpoint", tmp_path / "run")
+    out = tmp_path / "logits.npy"
+    document = run("infer", graph, "--checkpoint", tmp_path / "run", "--out", out)
+    assert document["same_dataset"] is True
+    logits = np.load(out)
+    assert logits.shape == (200, 2)
+    right = logits.argmax(1) == np.arange(200) // 100
+    assert np.mean(right[160:]) == pytest.approx(trained["test_accuracy"])
+
+
+def test_infer_without_checkpoint(graph, tmp_path):
+    out = tmp_path / "logits.npy"
+    error = run("infer", graph, "--checkpoint", tmp_path, "--out", out, code=3)["error"]
+    assert "no such checkpoint" in error["cause"]
+    assert not out.exists()
+
+
+def test_synth_and_prepare(tmp_path):
+    made = run("synth", tmp_path / "made", "--nodes", 300, "--edges", 900, "--features", 4)
+    assert (made["num_nodes"], made["num_edges"]) == (300, 900)
+    again = run("synth", tmp_path / "made", "--nodes", 300, code=2)["error"]
+    assert "made" in again["cause"]
+    edges = tmp_path / "edges.csv"
+    edges.write_text("0,1\n1,2\n1,2\n")
+    document = run("prepare", edges, tmp_path / "graph", "--num-nodes", 4, "--undirected")
+    assert document["num_nodes"] == 4
+    assert document["report"]["duplicates"] == 1
+    assert run("info", tmp_path / "graph")["fingerprint"] == document["fingerprint"]
+
+
+def test_doctor_names_no_person(tmp_path):
+    document = run("doctor", tmp_path)
+    assert isinstance(document["direct_io"], bool)
+    assert document["base_rss_bytes"] > 50 << 20
+    assert document["num_processors"] >= 1
+    assert str(Path.home()) not in json.dumps(document)
+    assert str(tmp_path) not in json.dumps(document)
+    assert list(tmp_path.iterdir()) == []
+
+
+def command(*words: object) -> list[str]:
+    return [sys.executable, "-m", "gnnx.cli", *map(str, words)]
+
+
+def test_output_of_a_process(tmp_path):
+    """H42: piped, stderr has no control characters; quiet, it is empty; stdout is one document."""
+    words = command("synth", tmp_path / "made", "--nodes", 500, "--edges", 900)
+    words += ["--overwrite", "--json"]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=100, check=True)
+    assert json.loads(done.stdout)["command"] == "synth"
+    assert " of " in done.stderr
+    assert re.search(r"[\x00-\x09\x0b-\x1f\x7f]", done.stderr) is None
+    done = subprocess.run(
+        [*words, "--quiet"], capture_output=True, text=True, timeout=100, check=True
+    )
+    assert done.stderr == ""
+
+
+@pytest.mark.parametrize("signal_number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("verb", ["synth", "train"])
+def test_interrupt_ends_soon_and_leaves_nothing(graph, tmp_path, verb, signal_number):
+    words = {
+        "synth": ["synth", tmp_path / "made", "--nodes", 2_000_000, "--edges", 100_000_000],
+        "train": ["train", graph, *TRAIN, "--epochs", 1_000_000],
+    }
+    with subprocess.Popen(
+        command(*words[verb]), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stderr is not None
+        first = process.stderr.readline()  # a line of progress: it is at work
+        assert " of " in first
+        process.send_signal(signal_number)
+        begin = time.monotonic()
+        out, err = process.communicate(timeout=60)
+        seconds = time.monotonic() - begin
+    assert process.returncode == 130
+    assert seconds < 5
+    assert out == ""
+    assert "Traceback" not in err
+    assert list(tmp_path.iterdir()) == []

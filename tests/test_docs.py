@@ -12,6 +12,8 @@ import numpy as np
 import pytest
 import typer.main
 
+from gnnx.prepare import prepare
+
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 RUN = {"python", "sh"}
@@ -108,3 +110,24 @@ def test_links_lead_somewhere(page):
 def test_python_quickstart_is_short():
     (first, *_) = [s for s in snippets(ROOT / "README.md") if s.language == "python"]
     assert len(first.text.splitlines()) <= 10
+
+
+def test_example_of_a_loop_of_ones_own(folder):
+    names = {name: folder / f"{name}.npy" for name in ("x", "y")}
+    prepare(folder / "edges.csv", folder / "graph", features=names["x"], labels=names["y"])
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "examples/minibatch.py"), str(folder / "graph")],
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    first, *_, last = done.stdout.splitlines()
+    assert first.startswith("epoch 0: loss ")
+    assert last.startswith("test accuracy ")
+
+
+@pytest.mark.parametrize("script", sorted((ROOT / "examples").glob("*.py")), ids=_name)
+def test_examples_are_short(script):
+    assert len(script.read_text().splitlines()) < 120

@@ -1,5 +1,7 @@
 """Layer-wise inference: each node once, with every neighbour, whatever the budget."""
 
+import time
+
 import numpy as np
 import pytest
 import torch
@@ -7,7 +9,7 @@ from torch import nn
 
 import gnnx
 from gnnx import inference, ops
-from gnnx.errors import BudgetError, UsageError
+from gnnx.errors import BudgetError, DataError, RunError, UsageError
 from gnnx.inference import infer, stream
 from gnnx.memory import Budget, Ledger, Tier
 from gnnx.nn import GCN, SAGE
@@ -110,6 +112,34 @@ def test_a_file_holds_the_rows_and_appears_when_whole(folder, tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["out.npy"]
 
 
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_a_file_keeps_the_precision(folder, tmp_path, dtype):
+    model = SAGE(64, 8, 3, num_layers=1).to(dtype)
+    with gnnx.open(folder, memory="64MiB") as dataset:
+        infer(model, dataset, out=tmp_path / "out.npy")
+        expected = infer(model, dataset)
+        found = torch.from_numpy(np.load(tmp_path / "out.npy"))
+        assert torch.equal(found.to(dtype), expected)
+
+
+def test_a_scratch_file_goes_when_the_next_layer_is_done(folder):
+    model = Twice()
+    model.layers = nn.ModuleList(AddMean() for _ in range(5))
+    with gnnx.open(folder, memory="64MiB") as dataset:
+        infer(model, dataset)
+        one = 30_000 * 64 * 4
+        assert dataset.ledger.peak_bytes(Tier.DISK) == 2 * one  # of the layer below and this one
+
+
+def test_a_piece_that_never_comes_is_named(folder, monkeypatch):
+    monkeypatch.setattr(inference, "_TIMEOUT_S", 0.1)
+    monkeypatch.setattr(inference, "_load", lambda *_: time.sleep(0.5))
+    with gnnx.open(folder, memory="64MiB") as dataset:
+        with pytest.raises(RunError, match="layer 1 of 2: its next rows were not"):
+            infer(Twice(), dataset)
+        time.sleep(0.5)
+
+
 def test_progress_counts_every_row_of_every_layer(folder):
     calls = []
     with gnnx.open(folder, memory="64MiB") as dataset:
@@ -136,6 +166,12 @@ def test_errors_name_what_is_wrong(folder):
             infer(nn.Linear(1, 1), dataset)
         with pytest.raises(UsageError, match="no nodes"):
             infer(Twice(), dataset, nodes=np.empty(0, np.int64))
+        for nodes, word in (([3, 3], "do not ascend"), ([5, 3], "do not ascend")):
+            with pytest.raises(UsageError, match=word):
+                infer(Twice(), dataset, nodes=np.array(nodes))
+        for node in (-1, 30_000):
+            with pytest.raises(DataError, match=f"node {node} is outside the 30000 nodes"):
+                infer(Twice(), dataset, nodes=np.array([node]))
     tiny = Dataset(folder, Ledger(Budget(host=64 << 20, device=512)))
     with tiny, pytest.raises(BudgetError, match="device memory") as error:
         infer(Twice(), tiny)

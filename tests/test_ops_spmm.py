@@ -12,6 +12,7 @@ import oracles
 from gnnx import ops, threads
 from gnnx.errors import UsageError
 from gnnx.ops import _numba, _reference
+from gnnx.ops._numba import pages
 
 REDUCES = ["sum", "mean", "max", "min"]
 WIDTHS = [1, 2, 3, 7, 16, 33, 64, 100, 128, 256, 513]
@@ -381,3 +382,34 @@ def test_wrong_sddmm_arguments_are_named():
         ops.sddmm(INDPTR, INDICES, torch.ones(3, 3), X)
     with pytest.raises(UsageError, match=r"x_dst is 4 wide, .*; x_src is 3 wide"):
         ops.sddmm(INDPTR, INDICES, torch.ones(2, 4), X)
+
+
+LARGE = 1 << 20  # rows of 8: results of a size that keeps its pages
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_large_results_reuse_memory_and_are_tensors_like_others(dtype):
+    csr = torch.arange(LARGE + 1), torch.arange(LARGE, dtype=torch.int32)
+    x = torch.ones(LARGE, 8, dtype=dtype, requires_grad=True)
+    out = ops.spmm(*csr, x)
+    place = out.data_ptr()
+    assert place % 64 == 0
+    assert ops.spmm(*csr, x).data_ptr() != place  # while the first lives
+    out.add_(1).relu_()
+    out.sum().backward()
+    assert torch.equal(x.grad, torch.ones_like(x))
+    kept = out.detach()[:1]
+    del out
+    assert ops.spmm(*csr, x).data_ptr() != place  # a view of it lives
+    assert kept.tolist() == [[2.0] * 8]
+    del kept
+    assert ops.spmm(*csr, x).data_ptr() == place
+
+
+def test_results_are_made_when_no_more_are_kept(monkeypatch):
+    monkeypatch.setattr(pages, "available_bytes", lambda: LARGE)
+    pages._results.cache_clear()
+    csr = torch.arange(LARGE + 1), torch.arange(LARGE, dtype=torch.int32)
+    x = torch.randn(LARGE, 8)
+    assert torch.equal(ops.spmm(*csr, x), x)
+    pages._results.cache_clear()

@@ -61,11 +61,18 @@ def test_the_disk_budget_is_kept(dataset):
 def test_a_full_disk_is_named_before_and_while_writing(dataset, monkeypatch):
     with pytest.raises(ResourceError, match="bytes of scratch needed"):
         ScratchRows(dataset, 1 << 50, (4,), torch.float32)
+
+    def full(*_):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    before = os.listdir("/proc/self/fd")
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "ftruncate", full)
+        with pytest.raises(OSError, match="No space left"):
+            ScratchRows(dataset, 10, (4,), torch.float32)
+    assert dataset.ledger.held_bytes(Tier.DISK) == 0
+    assert os.listdir("/proc/self/fd") == before
     with ScratchRows(dataset, 10, (4,), torch.float32) as scratch:
-
-        def full(*_):
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
         monkeypatch.setattr(os, "pwrite", full)
         with pytest.raises(ResourceError, match="No space left on device"):
             scratch.write(np.arange(10), torch.ones(10, 4))

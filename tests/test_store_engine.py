@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import gnnx
@@ -152,10 +152,12 @@ def test_closing_fails_what_is_in_flight_and_leaves_no_thread(dataset, gate):
         time.sleep(0.001)
     closing = threading.Thread(target=dataset.close)
     closing.start()
-    time.sleep(0.05)
+    while any(one._job._error is None for one in pending):
+        time.sleep(0.001)
     gate.open()
     closing.join(60)
     assert not closing.is_alive()
+    assert dataset.io.num_reads == 0  # readers that were about to read did not
     for one in pending:
         with pytest.raises(RunError, match="was closed"):
             one.wait(60)
@@ -334,6 +336,7 @@ def test_a_process_that_does_not_close_ends(path):
     subprocess.run([sys.executable, "-c", script, str(path)], check=True, timeout=60)
 
 
+@settings(max_examples=60)
 @given(
     num_rows=st.integers(1, 400),
     stride=st.integers(1, 9000),
@@ -371,6 +374,23 @@ def blob(tmp_path_factory):
     path = tmp_path_factory.mktemp("blob") / "blob"
     data.tofile(path)
     return path, data
+
+
+@pytest.mark.parametrize(("memory", "block"), [(300_000, 4096), (None, 20_000)])
+def test_a_small_budget_sorts_in_blocks(blob, memory, block):
+    path, data = blob
+    size = len(data) // 8
+    anywhere = np.random.default_rng(2).integers(0, size, 20_000)
+    # the second block goes on inside the last run of the first
+    back = np.concatenate([np.arange(4095), [4200, 4150, 4199]])
+    for rows in (anywhere, back):
+        reader, file = raw_engine(memory), DataFile(path)
+        got = ask(reader, file, Layout(0, 8, 8, len(data)), rows, size)
+        reader.close()
+        file.close()
+        assert np.array_equal(got, data[: size * 8].reshape(-1, 8)[rows])
+        held = reader.buffer_bytes + 8 * len(rows) + 8 * min(len(rows), block)
+        assert reader._ledger.peak_bytes(Tier.HOST) <= held + 128
 
 
 def test_rows_asked_twice_and_neighbours_are_read_once(blob):

@@ -134,18 +134,19 @@ def test_equal_input_gives_equal_bytes_however_it_is_cut(tmp_path):
     assert all(other == first for other in others)
 
 
-def test_checksums_are_of_pages(tmp_path, monkeypatch):
+@pytest.mark.parametrize("size", [4500, 4000, 0])
+def test_checksums_are_of_pages(tmp_path, monkeypatch, size):
     """Pages of 1,000 bytes, in pieces that end anywhere."""
     for module in (manifest, writer):
         monkeypatch.setattr(module, "PAGE_BYTES", 1000)
-    data = np.random.default_rng(0).integers(0, 256, 4500, np.uint8)
+    data = np.random.default_rng(0).integers(0, 256, size, np.uint8)
     with DatasetWriter(tmp_path / "dataset", ledger=Ledger(Budget())) as out:
-        x = out.array("nodes/node/x", (4500,), "uint8")
+        x = out.array("nodes/node/x", (size,), "uint8")
         for begin, end in ((0, 300), (300, 1000), (1000, 1000), (1000, 3700), (3700, 4500)):
             x.append(data[begin:end])
-        out.nodes("node", 4500)
+        out.nodes("node", size)
     crcs = np.fromfile(tmp_path / "dataset/nodes/node/x.crc", "<u4").tolist()
-    assert crcs == [zlib.crc32(data[i : i + 1000].tobytes()) for i in range(0, 4500, 1000)]
+    assert crcs == [zlib.crc32(data[i : i + 1000].tobytes()) for i in range(0, size, 1000)]
 
 
 def test_the_fingerprint_is_of_the_data(tmp_path):

@@ -159,6 +159,8 @@ def test_a_graph_without_nodes_or_edges(tmp_path):
 
 def test_pinning_more_than_the_budget_is_refused_and_leaves_the_graph_readable(path, csr):
     with gnnx.open(path, memory="32KiB") as dataset:
+        absent = dataset.graph.unpinned
+        assert absent == (8 * (NUM_NODES + 1), NUM_EDGES * dataset.graph.index_dtype.itemsize)
         with pytest.raises(BudgetError, match="topology"):
             dataset.graph.pin(1 << 30)
         assert np.array_equal(dataset.graph.take(np.array([5, 2])), csr[1][[5, 2]])

@@ -2,6 +2,7 @@
 
 import contextlib
 import errno
+import fcntl
 import os
 import signal
 import subprocess
@@ -14,7 +15,7 @@ import gnnx
 from conformance import write_dataset
 from gnnx.errors import BudgetError, DataError, ResourceError, RunError, UsageError
 from gnnx.memory import Budget, Ledger, Tier
-from gnnx.store import DatasetWriter, writer
+from gnnx.store import DatasetWriter
 
 X = np.arange(12, dtype=np.float32).reshape(6, 2)
 
@@ -289,14 +290,19 @@ def test_written_windows_leave_the_page_cache(tmp_path, monkeypatch):
         out.nodes("node", 3 << 20)
 
 
-def test_without_a_lock_left_behind_two_writers_in_turn_are_fine(tmp_path):
-    """A lock file removed by its holder between our opening and our locking it is taken anew."""
-    path = tmp_path / ".out.lock"
-    first = writer._Lock(path, tmp_path / "out")
-    waiting = os.open(path, os.O_RDWR)
-    first.release()
-    assert not path.exists()
-    second = writer._Lock(path, tmp_path / "out")
-    assert path.exists()
-    second.release()
-    os.close(waiting)
+def test_a_lock_file_that_its_holder_removes_meanwhile_is_made_anew(tmp_path, monkeypatch):
+    """Between our opening and our locking it: we would hold a lock that nobody else can see."""
+    path, real, calls = tmp_path / ".out.lock", fcntl.flock, []
+
+    def flock(fd, operation):
+        if not calls:
+            path.unlink()
+        calls.append(fd)
+        real(fd, operation)
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    with made(tmp_path / "out") as out:
+        assert len(calls) == 2
+        assert path.read_text() == str(os.getpid())
+        fill(out)
+    assert names(tmp_path) == ["out"]

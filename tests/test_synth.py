@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 import oracles
 from gnnx import threads
-from gnnx.errors import UsageError
+from gnnx.errors import BudgetError, UsageError
 from gnnx.prepare import synth
 from gnnx.prepare.community import _kernels
 from gnnx.store import verify
@@ -141,6 +141,14 @@ def test_small_graphs(tmp_path):
     arrays = make(tmp_path / "g", num_nodes=1, num_edges=0, num_classes=2)
     assert arrays["indptr"].tolist() == [0, 0]
     assert arrays["x"].shape == (1, 32)
+
+
+def test_many_classes_are_in_the_budget(tmp_path):
+    """A number for each two classes, of which 2000 take 32 MB."""
+    sizes = {"num_nodes": 5000, "num_edges": 9000, "num_features": 4, "num_classes": 2000}
+    with pytest.raises(BudgetError, match="features needs 32000000 bytes"):
+        synth(tmp_path / "graph", **sizes, memory="16MiB")
+    synth(tmp_path / "graph", **sizes, memory="64MiB")
 
 
 @pytest.mark.parametrize(

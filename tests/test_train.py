@@ -9,11 +9,11 @@ import torch
 from torch import nn
 
 import gnnx
-from gnnx import threads
+from gnnx import threads, train
 from gnnx.errors import DataError, RunError, UsageError
 from gnnx.memory import Tier
 from gnnx.nn import GCN, SAGE
-from gnnx.prepare import synth
+from gnnx.prepare import prepare, synth
 from gnnx.train import Trainer, evaluate, load_checkpoint
 
 FANOUTS = [5, 5]
@@ -136,6 +136,60 @@ def test_nothing_is_held_after_training(folder):
         assert set(dataset.ledger.owners(Tier.DEVICE)) == set()
 
 
+def test_no_batch_is_held_while_evaluating(folder, monkeypatch):
+    held = []
+
+    def look(model, dataset, *args, **options):
+        held.append(dataset.ledger.owners(Tier.DEVICE))
+        return evaluate(model, dataset, *args, **options)
+
+    monkeypatch.setattr(train, "evaluate", look)
+    with gnnx.open(folder, memory="64MiB") as dataset:
+        trainer = make(dataset, eval_every=1)
+        held.clear()  # of the toy that measures the base
+        trainer.fit(2)
+    assert held == [{}, {}, {}]
+
+
+def test_what_fits_is_read_from_the_disk_once(folder):
+    with gnnx.open(folder, memory="1GiB") as dataset:
+        trainer = make(dataset, eval_every=1)
+        trainer.fit(1)
+        file = dataset.features.file
+        before = file.bytes_read
+        trainer.fit(3)
+        assert file.bytes_read == before >= dataset.num_nodes * dataset.features.row_bytes
+
+
+def test_a_short_budget_lends_the_cache_to_evaluation(folder):
+    with gnnx.open(folder, memory="16MiB") as dataset:
+        trainer = make(dataset, eval_every=1)
+        trainer.fit(2)
+        assert not trainer.loader.features.is_filled
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_a_model_of_another_precision_trains(folder, dtype):
+    with gnnx.open(folder, memory="64MiB") as dataset:
+        model = SAGE(dataset.num_features, 16, dataset.num_classes, num_layers=2).to(dtype)
+        report = Trainer(model, dataset, fanouts=FANOUTS, batch_size=128, eval_every=0).fit(2)
+    assert losses(report)[-1] < losses(report)[0]
+
+
+@pytest.mark.parametrize("autocast", [None, torch.bfloat16])
+def test_features_of_integers_train(tmp_path, autocast):
+    rng = np.random.default_rng(0)
+    label = rng.integers(0, 2, 300)
+    x = (rng.integers(0, 20, (300, 8)) + 10 * label[:, None]).astype(np.uint8)
+    for name, values in {"edges": rng.integers(0, 300, (900, 2)), "x": x, "y": label}.items():
+        np.save(tmp_path / f"{name}.npy", values)
+    tables = {"features": tmp_path / "x.npy", "labels": tmp_path / "y.npy"}
+    prepare(tmp_path / "edges.npy", tmp_path / "graph", **tables)
+    with gnnx.open(tmp_path / "graph", memory="64MiB") as dataset:
+        report = make(dataset, autocast=autocast).fit(8)
+    assert losses(report)[-1] < losses(report)[0]
+
+
 def test_a_loss_that_is_not_finite_is_named(folder):
     with gnnx.open(folder, memory="64MiB") as dataset:
         trainer = make(dataset, loss=lambda logits, y: logits.sum() * float("nan"))
@@ -188,11 +242,19 @@ def test_a_checkpoint_of_other_settings_is_refused(folder, tmp_path):
         make(dataset, checkpoint=tmp_path).fit(1)
         with pytest.raises(UsageError, match="batch_size was 128 and is 64 now"):
             make(dataset, checkpoint=tmp_path, batch_size=64).fit(2, resume=True)
+        with pytest.raises(UsageError, match=r"lr was 0\.01 and is 0\.5 now"):
+            make(dataset, checkpoint=tmp_path, lr=0.5).fit(2, resume=True)
+        wider = SAGE(dataset.num_features, 32, dataset.num_classes, num_layers=2)
+        same = {"fanouts": FANOUTS, "batch_size": 128, "seed": 5, "checkpoint": tmp_path}
+        with pytest.raises(UsageError, match=r"model was .*'hidden_features': 16"):
+            Trainer(wider, dataset, **same).fit(2, resume=True)
         make(dataset, checkpoint=tmp_path, schedule="cosine").fit(1)
         with pytest.raises(UsageError, match="total_steps was"):
             make(dataset, checkpoint=tmp_path, schedule="cosine").fit(2, resume=True)
         with pytest.raises(UsageError, match="--checkpoint"):
             make(dataset).fit(1, resume=True)
+        with pytest.raises(UsageError, match="0 epochs"):
+            make(dataset).fit(0)
 
 
 def test_checkpoints_hold_the_best_weights_and_the_model(folder, tmp_path):

@@ -4,14 +4,13 @@ Importing this package loads neither torch nor numba, so that ``gnnx --help`` an
 verb imports what it needs when it runs.
 """
 
-import signal
 from collections.abc import Callable
-from typing import Annotated, NoReturn
+from typing import Annotated
 
 import typer
 
 import gnnx
-from gnnx.cli import doctor, infer, info, prepare, synth, train, verify
+from gnnx.cli import doctor, infer, info, interrupt, prepare, synth, train, verify
 from gnnx.cli.frame import Answer, guarded
 
 app = typer.Typer(
@@ -57,10 +56,6 @@ def _options(
 
 
 def main() -> None:
-    """Run the command line; a request to end (SIGTERM) is met like an interrupt, with code 130."""
-    signal.signal(signal.SIGTERM, _interrupt)
+    """Run the command line."""
+    interrupt.install()
     app()
-
-
-def _interrupt(_signal: int, _frame: object) -> NoReturn:
-    raise KeyboardInterrupt

@@ -59,7 +59,8 @@ class Lines:
         self._clock = clock
         self._lock = threading.Lock()
         self._stage = ""
-        self._began = self._printed = clock()
+        self._began = clock()
+        self._printed = self._began - LINE_INTERVAL_S  # the first line is a sign of life
         self._first = 0
 
     def __call__(self, stage: str, done: int, total: int) -> None:

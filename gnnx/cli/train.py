@@ -21,7 +21,7 @@ from gnnx.cli.frame import (
     parse_list,
     set_threads,
 )
-from gnnx.errors import UsageError
+from gnnx.errors import DataError, UsageError
 
 if TYPE_CHECKING:
     from gnnx.train import EpochReport, TrainReport
@@ -29,10 +29,10 @@ if TYPE_CHECKING:
 
 def train(
     dataset: Annotated[Path, typer.Argument(metavar="DATASET", help="Folder of the dataset.")],
-    model: Annotated[Literal["gcn", "sage"], typer.Option(help="Kind of network.")] = "sage",
+    model: Annotated[Literal["gcn", "sage"], typer.Option(help="Kind of network.")] = "gcn",
     aggr: Annotated[
         Literal["mean", "max"] | None,
-        typer.Option(show_default="mean", help="How sage joins neighbours."),
+        typer.Option(show_default="mean, of sage", help="How sage joins neighbours."),
     ] = None,
     fanouts: Annotated[
         str,
@@ -104,6 +104,11 @@ def train(
         gnnx.open(dataset, memory=memory, device_memory=device_memory) as opened,
         progress.shown(quiet=quiet) as report,
     ):
+        for what, width in ("features", opened.num_features), ("labels", opened.num_classes):
+            if width == 0:
+                raise DataError(
+                    f"{dataset}: no {what} to train on", f"Prepare the dataset with --{what}."
+                )
         config: dict[str, Any] = {
             "model": model,
             "in_features": opened.num_features,
@@ -114,25 +119,33 @@ def train(
         }
         if model == "sage":
             config["aggr"] = aggr or "mean"
+        options: dict[str, Any] = {
+            "fanouts": hops,
+            "batch_size": batch_size,
+            "lr": lr,
+            "weight_decay": weight_decay,
+            "optimizer": optimizer,
+            "schedule": schedule,
+            "class_weights": None if class_weights == "none" else class_weights,
+            "eval_every": eval_every,
+            "patience": patience,
+            "seed": seed,
+            "device": device,
+        }
         trainer = gnnx.Trainer(
             build_model(config),
             opened,
-            fanouts=hops,
-            batch_size=batch_size,
-            lr=lr,
-            weight_decay=weight_decay,
-            optimizer=optimizer,
-            schedule=schedule,
-            class_weights=None if class_weights == "none" else class_weights,
             autocast=torch.bfloat16 if bf16 else None,
-            eval_every=eval_every,
-            patience=patience,
-            seed=seed,
-            device=device,
             checkpoint=checkpoint,
+            **options,
         )
         result = trainer.fit(epochs, resume=resume, progress=report)
-    document = {"dataset": str(dataset), "model": config, **result.as_dict()}
+    document = {
+        "dataset": str(dataset),
+        "model": config,
+        "options": {**options, "epochs": epochs, "bf16": bf16},
+        **result.as_dict(),
+    }
     return Answer(document, Group(epochs_table(result.epochs), _totals(result)))
 
 

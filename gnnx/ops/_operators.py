@@ -2,7 +2,7 @@
 
 They are operators of `torch.library`, so that autograd, `torch.compile` and every device reach
 them alike. `_reference` serves each device for which no faster kernel is registered; a new device
-adds a file of kernels and a line for each to register it.
+adds a file of kernels and a line in `_BACKENDS`.
 
 Shapes: D destinations, S sources, E edges, F feature width. The gradients of spmm and sddmm are
 made of the two, over the transposed order: nothing of size E x F, no atomics.
@@ -44,17 +44,31 @@ _SCHEMAS = {
 }
 
 
+# Not `custom_op`: each kernel it wraps imports torch's compiler when first called, over a second.
+_library: Any = torch.library.Library("gnnx", "DEF")  # type: ignore[no-untyped-call]
+_BACKENDS = {
+    "CPU": _numba,
+    "CUDA": _cuda,
+}  # by torch's dispatch key; a backend serves the operators it names
+
+
 def _operator(name: str, fake: Callable[..., Any]) -> Any:
-    """Define gnnx::name with the kernel of that name in each backend.
+    """Define gnnx::name with the kernel of that name in each backend that has one.
 
     `fake` gives outputs of the right shapes and dtypes without computing them.
     """
-    op = torch.library.custom_op(
-        f"gnnx::{name}", getattr(_reference, name), mutates_args=(), schema=_SCHEMAS[name]
-    )
-    op.register_kernel("cpu")(getattr(_numba, name))
-    op.register_fake(fake)
-    return op
+    _library.define(name + _SCHEMAS[name], tags=torch.Tag.pt2_compliant_tag)
+    _library.impl(name, getattr(_reference, name), "CompositeExplicitAutograd")
+    for key, backend in _BACKENDS.items():
+        if hasattr(backend, name):
+            _library.impl(name, getattr(backend, name), key)
+    torch.library.register_fake(f"gnnx::{name}", fake, lib=_library)
+    return getattr(torch.ops.gnnx, name).default
+
+
+def _differentiable(name: str, backward: Callable[..., Any], keep: Callable[..., Any]) -> None:
+    """Give gnnx::name a gradient; `keep` saves in the forward pass what `backward` needs."""
+    torch.library.register_autograd(f"gnnx::{name}", backward, setup_context=keep, lib=_library)
 
 
 def _fake_transpose(indptr: Tensor, indices: Tensor, num_src: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -78,7 +92,6 @@ def _fake_spmm(indptr: Tensor, indices: Tensor, x: Tensor, *_: Any) -> Tensor:
 
 
 spmm = _operator("spmm", _fake_spmm)
-spmm.register_kernel("cuda")(_cuda.spmm)
 
 
 def _keep_spmm(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -117,7 +130,7 @@ def _divided(x: Tensor, indptr: Tensor) -> Tensor:
     return x / indptr.diff().clamp(min=1).to(wide)[:, None]
 
 
-spmm.register_autograd(_spmm_backward, setup_context=_keep_spmm)
+_differentiable("spmm", _spmm_backward, _keep_spmm)
 
 
 # spmm, max and min: y_d = w_e x_src(e) of the one edge e = arg_d, column by column.
@@ -131,7 +144,6 @@ def _fake_spmm_extremum(
 
 
 spmm_extremum = _operator("spmm_extremum", _fake_spmm_extremum)
-spmm_extremum.register_kernel("cuda")(_cuda.spmm_extremum)
 
 
 def _fake_extremum_grad_x(
@@ -141,7 +153,6 @@ def _fake_extremum_grad_x(
 
 
 extremum_grad_x = _operator("extremum_grad_x", _fake_extremum_grad_x)
-extremum_grad_x.register_kernel("cuda")(_cuda.extremum_grad_x)
 
 
 def _fake_extremum_grad_weight(grad: Tensor, arg: Tensor, indices: Tensor, x: Tensor) -> Tensor:
@@ -149,7 +160,6 @@ def _fake_extremum_grad_weight(grad: Tensor, arg: Tensor, indices: Tensor, x: Te
 
 
 extremum_grad_weight = _operator("extremum_grad_weight", _fake_extremum_grad_weight)
-extremum_grad_weight.register_kernel("cuda")(_cuda.extremum_grad_weight)
 
 
 def _keep_extremum(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
@@ -172,7 +182,7 @@ def _extremum_backward(ctx: Any, grad: Tensor, _: Any) -> tuple[Tensor | None, .
     return None, None, dx, dw, None
 
 
-spmm_extremum.register_autograd(_extremum_backward, setup_context=_keep_extremum)
+_differentiable("spmm_extremum", _extremum_backward, _keep_extremum)
 
 
 # sddmm: s_e = a_dst(e) . b_src(e), so da is spmm of b weighted by ds, and db the same, transposed.
@@ -184,7 +194,6 @@ def _fake_sddmm(indptr: Tensor, indices: Tensor, x_dst: Tensor, x_src: Tensor, *
 
 
 sddmm = _operator("sddmm", _fake_sddmm)
-sddmm.register_kernel("cuda")(_cuda.sddmm)
 
 
 def _keep_sddmm(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -204,7 +213,7 @@ def _sddmm_backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
     return None, None, d_dst, d_src, None, None, None
 
 
-sddmm.register_autograd(_sddmm_backward, setup_context=_keep_sddmm)
+_differentiable("sddmm", _sddmm_backward, _keep_sddmm)
 
 
 # sddmm_add: z_e = a_dst(e) + b_src(e), so da and db are sums of dz over the edges of either order.
@@ -217,7 +226,6 @@ def _fake_sddmm_add(
 
 
 sddmm_add = _operator("sddmm_add", _fake_sddmm_add)
-sddmm_add.register_kernel("cuda")(_cuda.sddmm_add)
 
 
 def _keep_sddmm_add(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -239,7 +247,7 @@ def _sddmm_add_backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
     return None, None, d_dst, d_src, None, None, None
 
 
-sddmm_add.register_autograd(_sddmm_add_backward, setup_context=_keep_sddmm_add)
+_differentiable("sddmm_add", _sddmm_add_backward, _keep_sddmm_add)
 
 
 # edge_softmax: y_e = exp(z_e) / sum over the row, so dz_e = y_e (dy_e - sum over the row of y dy).
@@ -255,8 +263,6 @@ def _fake_edge_softmax_grad(indptr: Tensor, out: Tensor, grad: Tensor) -> Tensor
 
 edge_softmax = _operator("edge_softmax", _fake_edge_softmax)
 edge_softmax_grad = _operator("edge_softmax_grad", _fake_edge_softmax_grad)
-edge_softmax.register_kernel("cuda")(_cuda.edge_softmax)
-edge_softmax_grad.register_kernel("cuda")(_cuda.edge_softmax_grad)
 
 
 def _keep_edge_softmax(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -267,7 +273,7 @@ def _edge_softmax_backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
     return None, edge_softmax_grad(*ctx.saved_tensors, grad.contiguous())
 
 
-edge_softmax.register_autograd(_edge_softmax_backward, setup_context=_keep_edge_softmax)
+_differentiable("edge_softmax", _edge_softmax_backward, _keep_edge_softmax)
 
 
 # attention: weights exp(score - lse) are computed again in the backward pass; what is stored is of
@@ -296,7 +302,6 @@ def _fake_attention(
 
 
 attention = _operator("attention", _fake_attention)
-attention.register_kernel("cuda")(_cuda.attention)
 
 
 def _fake_attention_grad(
@@ -306,7 +311,6 @@ def _fake_attention_grad(
 
 
 attention_grad = _operator("attention_grad", _fake_attention_grad)
-attention_grad.register_kernel("cuda")(_cuda.attention_grad)
 
 
 def _keep_attention(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
@@ -326,7 +330,7 @@ def _attention_backward(ctx: Any, grad: Tensor, *_: Any) -> tuple[Tensor | None,
     return None, None, *gradients, None, None, None, None, None
 
 
-attention.register_autograd(_attention_backward, setup_context=_keep_attention)
+_differentiable("attention", _attention_backward, _keep_attention)
 
 
 # dropout: y = x m / (1 - p), and so is its gradient, with the same mask.
@@ -349,7 +353,7 @@ def _dropout_backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
     return dropout(grad.contiguous(), row_id, ctx.p, ctx.key), None, None, None
 
 
-dropout.register_autograd(_dropout_backward, setup_context=_keep_dropout)
+_differentiable("dropout", _dropout_backward, _keep_dropout)
 
 
 def _transposed(

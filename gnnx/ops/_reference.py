@@ -9,9 +9,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from gnnx.random import Key, mix_int
+from gnnx.random import GAMMA, Key, mix_int
 
-_GAMMA = 0x9E3779B97F4A7C15  # 2^64 / golden ratio, odd: the step between a row's columns
 _DROPOUT = 0x64726F706F757400  # "dropout": keeps its draws apart from a sampler's under one key
 
 
@@ -165,7 +164,7 @@ def attention_grad(  # noqa: PLR0913 - as the operator has them
 def dropout(x: Tensor, row_id: Tensor, p: float, key: list[int]) -> Tensor:
     """Zero or scale each element by a draw of its key, row id and column."""
     state = _signed(mix_int(Key(*key).fold() ^ _DROPOUT))
-    column = torch.arange(1, x.shape[1] + 1, device=x.device) * _signed(_GAMMA)
+    column = torch.arange(1, x.shape[1] + 1, device=x.device) * _signed(GAMMA)
     draws = _shifted(_mix(_mix(row_id ^ state)[:, None] + column), 32)
     scaled = _wide(x) * (1 / (1 - p) if p < 1 else 0.0)
     return torch.where(draws >= round(p * 2**32), scaled, 0.0).to(x.dtype)

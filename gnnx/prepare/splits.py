@@ -266,13 +266,15 @@ class Splits:
             setattr(report, name, out.num_rows)
             if not has_labels:
                 continue
-            missing = [nodes for nodes in self._marked(bit | _LABELLED, bit) if len(nodes)]
-            count = sum(map(len, missing))
+            count, first = 0, -1
+            for nodes in self._marked(bit | _LABELLED, bit):
+                first = int(nodes[0]) if len(nodes) and not count else first
+                count += len(nodes)
             if count and unlabeled == "refuse":
                 more = ", …" if count > 1 else ""
                 raise DataError(
                     f"{name}: unlabelled nodes: {count} of {out.num_rows + count}, "
-                    f"node {missing[0][0]}{more}",
+                    f"node {first}{more}",
                     "Give them labels, or leave them out with --unlabeled ignore.",
                 )
             report.unlabelled_in_splits += count

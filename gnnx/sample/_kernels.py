@@ -13,10 +13,9 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from gnnx.random import below, mix, permuted
+from gnnx.random import GAMMA, below, mix, permuted
 from gnnx.threads import inlined, kernel
 
-_GAMMA = 0x9E3779B97F4A7C15  # 2^64 / golden ratio, odd
 _FEW = 512  # picks up to which comparing all with all beats a permutation and a sort
 _AHEAD = 16  # probes under way at once; 8 is slower, 32 no faster
 
@@ -83,7 +82,7 @@ def draw(node: Any, start: Any, degree: Any, fanout: Any, state: Any, positions:
                 row[j] = base + j
         elif k <= _FEW:
             for j in range(k):
-                bits += np.uint64(_GAMMA)
+                bits += np.uint64(GAMMA)
                 last = d - k + j
                 pick, taken = below(mix(bits), last + 1), False
                 for other in range(j):
@@ -103,7 +102,7 @@ def draw(node: Any, start: Any, degree: Any, fanout: Any, state: Any, positions:
 @inlined
 def _home(node: Any, slots: Any) -> Any:
     """Slot in which the search for a node begins: the high bits of node * gamma."""
-    hashed = (np.uint64(node) * np.uint64(_GAMMA)) >> np.uint64(32)
+    hashed = (np.uint64(node) * np.uint64(GAMMA)) >> np.uint64(32)
     return np.int64((hashed * np.uint64(slots.shape[0])) >> np.uint64(32))
 
 

@@ -215,7 +215,7 @@ def read_chunks(fd: Any, order: Any, shift: Any, base: Any, stride: Any, row_byt
                 for k in range(i, j):
                     row = base + (order[k] >> shift) * stride
                     begin = max(low, row)
-                    stop = min(low + need, row + row_bytes, end)
+                    stop = min(low + need, row + row_bytes)
                     if begin < stop:
                         position = k if shift == 0 else order[k] & mask
                         slot = position if slots.shape[0] == 0 else slots[position]

@@ -5,6 +5,7 @@ Letters: N rows, R rows written.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import tempfile
@@ -66,25 +67,27 @@ class ScratchRows(DiskFeatures):
                 f"{folder}: {num_bytes} bytes of scratch needed, {free} are free",
                 "Free some space, or name another folder with TMPDIR.",
             )
-        self._held = dataset.ledger.reserve(num_bytes, Tier.DISK, "scratch")
         name = str(dtype).removeprefix("torch.")
-        self._fd, path = tempfile.mkstemp(prefix="gnnx-", dir=folder)
-        try:
-            os.ftruncate(self._fd, HEADER_BYTES + num_bytes)
-            entry = ArrayEntry((num_rows, *row_shape), name, num_bytes)
-            super().__init__(Path(path), entry, dataset.io, dataset.ledger)
-            self.file.open()
-        finally:
-            Path(path).unlink()  # the open descriptors keep it, and a killed run leaves nothing
+        with contextlib.ExitStack() as held:  # gives all back where one of them is not to be had
+            held.enter_context(dataset.ledger.reserve(num_bytes, Tier.DISK, "scratch"))
+            self._fd, path = tempfile.mkstemp(prefix="gnnx-", dir=folder)
+            held.callback(os.close, self._fd)
+            try:
+                os.ftruncate(self._fd, HEADER_BYTES + num_bytes)
+                entry = ArrayEntry((num_rows, *row_shape), name, num_bytes)
+                super().__init__(Path(path), entry, dataset.io, dataset.ledger)
+                self.file.open()
+                held.callback(self.file.close)
+            finally:
+                Path(path).unlink()  # the open descriptors keep it, and a killed run leaves nothing
+            self._held = held.pop_all()
         self._dirty = 0
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_exc: object) -> None:
-        self.file.close()
-        os.close(self._fd)
-        self._held.release()
+        self._held.close()
 
     def write(self, ids: NDArray[np.int64], rows: torch.Tensor) -> None:
         """Write rows; what lies between the first and the last id and is not named is lost.

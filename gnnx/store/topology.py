@@ -202,13 +202,19 @@ class GraphStore:
             _kernels.set_bits(ids, bits)
         return bits
 
+    @property
+    def unpinned(self) -> tuple[int, ...]:
+        """Bytes of each array that is not in RAM, in the order in which `pin` takes them."""
+        arrays = (self._indptr, self._resident_indptr), (self._indices, self._resident_indices)
+        return tuple(array.entry.num_bytes for array, resident in arrays if resident is None)
+
     def pin(self, limit_bytes: int) -> int:
         """Keep the CSR in RAM: the row pointers, then the sources, each if it fits as a whole.
 
         Parameters
         ----------
         limit_bytes
-            What may be held, arrays that are resident already included.
+            What may be taken, beside the arrays that are in RAM already.
 
         Returns
         -------
@@ -220,17 +226,15 @@ class GraphStore:
         BudgetError
             HOST has less room than the limit promises.
         """
+        pointers, sources = self._indptr.entry.num_bytes, self._indices.entry.num_bytes
         with self._lock:
-            held = 0
-            if self._indptr.entry.num_bytes <= limit_bytes:
-                held = self._indptr.entry.num_bytes
-                if self._resident_indptr is None:
-                    self._resident_indptr = self._load(self._indptr)
-            if held and held + self._indices.entry.num_bytes <= limit_bytes:
-                held += self._indices.entry.num_bytes
-                if self._resident_indices is None:
-                    self._resident_indices = self._load(self._indices)
-        return held
+            if self._resident_indptr is None and pointers <= limit_bytes:
+                self._resident_indptr = self._load(self._indptr)
+                limit_bytes -= pointers
+            whole = self._resident_indptr is not None
+            if whole and self._resident_indices is None and sources <= limit_bytes:
+                self._resident_indices = self._load(self._indices)
+        return pointers + sources - sum(self.unpinned)
 
     def _load(self, array: DiskFeatures) -> NDArray[Any]:
         dtype = np.dtype(array.entry.dtype)

@@ -1,6 +1,6 @@
 """The operators on a CPU: serial numba kernels, spread over the pool of `gnnx.threads`."""
 
-from gnnx.ops._numba.attention import attention, attention_grad
+from gnnx.ops._numba.attend import attention, attention_grad
 from gnnx.ops._numba.edges import edge_softmax, edge_softmax_grad, sddmm, sddmm_add
 from gnnx.ops._numba.reduce import extremum_grad_weight, extremum_grad_x, spmm, spmm_extremum
 from gnnx.ops._numba.rows import dropout, transpose, transpose_into

@@ -13,10 +13,9 @@ from torch import Tensor
 
 from gnnx import threads
 from gnnx.ops._numba.pieces import grain
-from gnnx.random import Key, mix, mix_int
+from gnnx.random import GAMMA, Key, mix, mix_int
 from gnnx.threads import kernel
 
-_GAMMA = 0x9E3779B97F4A7C15  # 2^64 / golden ratio, odd: the step between a row's columns
 _DROPOUT = 0x64726F706F757400  # "dropout": keeps its draws apart from a sampler's under one key
 
 
@@ -78,6 +77,6 @@ def _drop_rows(
     for r in range(begin, end):
         column = mix(state ^ np.uint64(row_id[r]))
         for f in range(x.shape[1]):
-            column += np.uint64(_GAMMA)
+            column += np.uint64(GAMMA)
             kept = (mix(column) >> np.uint64(32)) >= threshold
             out[r, f] = x[r, f] * scale if kept else zero

@@ -252,8 +252,9 @@ class _CommunityGraph:
             linear_accuracy(self._num_classes),
             means,
             self._key(_SAMPLING),
-            _SAMPLES,
             _LARGEST_SCALE,
+            self._workspace.empty((self._num_classes, self._num_classes), np.float64, "features"),
+            self._workspace.empty((_SAMPLES, self._num_classes), np.float64, "features"),
         )
         x = writer.array("nodes/node/x", (self._num_nodes, width), "float32")
         key, rows = self._key(_NOISE), self._workspace.rows_of(4 * width + 8)

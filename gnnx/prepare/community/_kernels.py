@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from gnnx.random import below, mix
+from gnnx.random import GAMMA, below, mix
 from gnnx.threads import inlined, kernel
 
 if TYPE_CHECKING:
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 FLOOR = 0.1  # of the fourth root of a node's place in its community: it bounds the degrees
 INSIDE = 0.7  # share of edges from a node's own community
 OWN_CLASS = 0.9  # share of nodes whose label is their community's class
-_GAMMA = 0x9E3779B97F4A7C15  # SplitMix64's increment
 _ROUNDS = 16  # of drawing again what was drawn twice
 _FLOOR_4 = FLOOR**4
 
@@ -137,7 +136,7 @@ def _draw_row(node: Any, plan: Any, state: Any, row: Any) -> None:
     filled = 0
     for _ in range(_ROUNDS):
         for i in range(filled, len(row)):
-            state += np.uint64(_GAMMA)
+            state += np.uint64(GAMMA)
             row[i] = _draw_source(mix(state), community, plan)
         row.sort()
         filled, last = 0, np.int64(-1)
@@ -149,7 +148,7 @@ def _draw_row(node: Any, plan: Any, state: Any, row: Any) -> None:
         if filled == len(row):
             return
     for i in range(filled, len(row)):  # a hub of a small graph: its sources repeat
-        state += np.uint64(_GAMMA)
+        state += np.uint64(GAMMA)
         source = np.int64(_unit(mix(state)) * (plan.num_nodes - 1))
         row[i] = source + (source >= node)
     row.sort()
@@ -202,7 +201,7 @@ def draw_features(first: Any, labels: Any, means: Any, key: Any, out: Any) -> No
         state = mix(key ^ mix(np.uint64(first + i)))
         mean = means[labels[i]]
         for column in range(out.shape[1]):
-            state += np.uint64(_GAMMA)
+            state += np.uint64(GAMMA)
             out[i, column] = np.float32(mean[column] + _noise(mix(state)))
 
 
@@ -212,7 +211,7 @@ def draw_means(key: Any, out: Any) -> None:
     for i in range(len(out)):
         state = mix(key ^ mix(np.uint64(i)))
         for column in range(out.shape[1]):
-            state += np.uint64(_GAMMA)
+            state += np.uint64(GAMMA)
             out[i, column] = _noise(mix(state)) / np.sqrt(np.float64(out.shape[1]))
 
 
@@ -225,14 +224,15 @@ def _dot(a: Any, b: Any) -> Any:
 
 
 @kernel
-def scale_for(accuracy: Any, means: Any, key: Any, num_samples: Any, limit: Any) -> Any:
+def scale_for(accuracy: Any, means: Any, key: Any, limit: Any, gram: Any, projected: Any) -> Any:
     """Scale r of the means at which the nearest of them is right for a share of samples.
 
     Sample x = r·mean[y] + n is nearest to the mean c of the largest
-    x·mean[c] - r·|mean[c]|²/2; bisection over r, since the share grows with it.
+    x·mean[c] - r·|mean[c]|²/2; bisection over r, since the share grows with it. `gram` (C, C) and
+    `projected` (samples, C) are scratch.
     """
     num_classes, width = means.shape
-    gram, projected = np.empty((num_classes, num_classes)), np.empty((num_samples, num_classes))
+    num_samples = len(projected)
     noise = np.empty(width)
     for i in range(num_classes):
         for c in range(num_classes):
@@ -240,7 +240,7 @@ def scale_for(accuracy: Any, means: Any, key: Any, num_samples: Any, limit: Any)
     for i in range(num_samples):
         state = mix(key ^ mix(np.uint64(i)))
         for column in range(width):
-            state += np.uint64(_GAMMA)
+            state += np.uint64(GAMMA)
             noise[column] = _noise(mix(state))
         for c in range(num_classes):
             projected[i, c] = _dot(noise, means[c])

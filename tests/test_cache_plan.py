@@ -3,8 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gnnx.cache import overhead_bytes
-from gnnx.loader import HostNeeds, plan
+from gnnx.cache import HostNeeds, overhead_bytes, plan
 
 sizes = st.integers(0, 1 << 40)
 needs = st.builds(

@@ -1,0 +1,34 @@
+"""Requests to end (Ctrl-C, SIGTERM): met as KeyboardInterrupt, and never lost."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from typing import TYPE_CHECKING, NoReturn
+
+if TYPE_CHECKING:
+    from sys import UnraisableHookArgs
+
+_AGAIN_S = 0.01
+
+
+def install() -> None:
+    """Raise KeyboardInterrupt in the main thread on request.
+
+    Python raises it between two steps of whatever runs there. Where that is a finaliser, which
+    gnnx's buffers have, Python reports the exception and forgets it: it is raised again then.
+    """
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGALRM):
+        signal.signal(number, _interrupt)
+    sys.unraisablehook = _again
+
+
+def _interrupt(_signal: int, _frame: object) -> NoReturn:
+    raise KeyboardInterrupt
+
+
+def _again(lost: UnraisableHookArgs) -> None:
+    if lost.exc_type is KeyboardInterrupt:
+        signal.setitimer(signal.ITIMER_REAL, _AGAIN_S)
+    else:
+        sys.__unraisablehook__(lost)
