@@ -9,7 +9,7 @@ STAMP := .venv/.done
 
 help:
 	@echo "make setup       the development environment, in .venv"
-	@echo "make demo        train a small model, from raw files to predictions"
+	@echo "make demo        train a GraphSAGE in a quarter of its features' memory"
 	@echo "make test        the tests, without the slow ones"
 	@echo "make check       format, lint, types, imports, docstrings, kernels where nvcc is at hand"
 	@echo "make check-slow  the slow tests"

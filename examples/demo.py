@@ -22,7 +22,7 @@ from gnnx.memory import format_bytes, parse_bytes
 from gnnx.train import TrainReport
 
 FOLDER = "demo-data/graph"
-SYNTH = "--nodes 1000000 --edges 20000000 --features 128 --classes 16 --split 0.02,0.02,0.96"
+SYNTH = "--nodes 1000000 --edges 20000000 --features 128 --classes 16 --split 0.02,0.001,0.979"
 MEMORY = "128MiB"  # host: topology, cache, read buffers
 DEVICE_MEMORY = "512MiB"  # where batches are computed; on a CPU this is RAM too
 TOLERANCE = "64MiB"  # of the process beside gnnx's own buffers

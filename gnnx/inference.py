@@ -20,6 +20,7 @@ import torch
 from gnnx import threads
 from gnnx.errors import BudgetError, DataError, RunError, UsageError
 from gnnx.memory import Tier
+from gnnx.nn import needs_degrees
 from gnnx.random import Key
 from gnnx.sample import NeighborSampler
 from gnnx.store import ScratchRows
@@ -217,7 +218,8 @@ def _apply(
 ) -> _Outputs:
     """Run one layer for the rows of a mask; the next piece is read while one computes."""
     dtype = parameter_dtype(layer)
-    pieces = _pieces(dataset, h, rows, device)
+    sampler = NeighborSampler(dataset.graph, [-1], degrees=needs_degrees(layer))
+    pieces = _pieces(sampler, h, rows, device)
     ahead = threads.submit(next, pieces, None)
     try:
         while (piece := _arrived(ahead, stage)) is not None:
@@ -247,19 +249,18 @@ def parameter_dtype(module: nn.Module) -> torch.dtype:
 
 
 def _pieces(
-    dataset: Dataset, h: FeatureStore, rows: NDArray[np.bool_], device: torch.device
+    sampler: NeighborSampler, h: FeatureStore, rows: NDArray[np.bool_], device: torch.device
 ) -> Iterator[_Piece]:
     """Cut the rows into pieces whose inputs fit; where the budget refuses one, pieces get smaller.
 
     Every piece reads from all over the input, so that few large ones read less than many small.
     """
-    graph, ledger = dataset.graph, dataset.ledger
-    sampler = NeighborSampler(graph, [-1], degrees=True)
+    ledger = sampler.graph.ledger
     tier = Tier.DEVICE if device.type == "cpu" else Tier.HOST
     free = ledger.free_bytes(tier)
     most = _most_entries(_PIECE_BYTES if free is None else free // 4, h)
     for ids in _windows(rows, most, ledger):
-        degree = graph.rows(ids)[1]
+        degree = sampler.graph.rows(ids)[1]
         while len(ids):
             count = max(1, int(np.cumsum(degree + 1).searchsorted(most, side="right")))
             try:

@@ -23,7 +23,7 @@ from gnnx.errors import DataError, RunError, UsageError
 from gnnx.inference import parameter_dtype, stream
 from gnnx.loader import Loader
 from gnnx.memory import Tier, peak_rss_bytes, rss_bytes
-from gnnx.nn import SAGE
+from gnnx.nn import SAGE, Stack, needs_degrees
 from gnnx.prepare import synth
 from gnnx.store import open as open_dataset
 
@@ -231,6 +231,12 @@ class Trainer:
                 f"{dataset.path}: the training split is empty",
                 "Prepare the data set with --train or --split.",
             )
+        layers = getattr(model, "layers", None)
+        if layers is not None and len(layers) != len(fanouts):  # a forward with zip would not tell
+            raise UsageError(
+                f"{len(fanouts)} fanouts for a model of {len(layers)} layers",
+                "Give as many fanouts as the model has layers.",
+            )
         self.model, self.dataset = model, dataset
         self.device, self.autocast, self.seed = torch.device(device), autocast, seed
         self.eval_every, self.patience, self.schedule = eval_every, patience, schedule
@@ -242,7 +248,7 @@ class Trainer:
             fanouts,
             batch_size,
             seed=seed,
-            degrees=_needs_degrees(model),
+            degrees=needs_degrees(model),
             device=self.device,
         )
         self.optimizer = _make_optimizer(optimizer, model, lr, weight_decay)
@@ -536,13 +542,13 @@ def _load(path: Path) -> dict[str, Any]:
 def base_rss_bytes(model: nn.Module | None = None, dataset: Dataset | None = None) -> int:
     """Resident bytes of the process with its kernels compiled and nothing of size held.
 
-    Trains a copy of the model for two steps on a toy graph and evaluates it, so that all code a
-    training runs is loaded. The budget does not count these bytes.
+    Trains a copy of the model, or a small one, for two steps on a toy graph and evaluates it, so
+    that the code a training runs is loaded. The budget does not count these bytes.
 
     Parameters
     ----------
     model
-        The model to be trained; a small one by default.
+        The model to be trained, where it is a `gnnx.nn.Stack`; else a small one serves.
     dataset
         The data set to be trained on: the toy has its width.
 
@@ -553,24 +559,21 @@ def base_rss_bytes(model: nn.Module | None = None, dataset: Dataset | None = Non
     """
     num_features = 8 if dataset is None else dataset.num_features
     num_classes = 2 if dataset is None else min(2, dataset.num_classes)
-    toy_model: Any = SAGE(8, 8, 2, num_layers=2) if model is None else copy.deepcopy(model).cpu()
+    toy_model: Any = SAGE(num_features, 8, 2, num_layers=2)
+    if isinstance(model, Stack):  # a model of the user's own may not be fit for a toy
+        toy_model = copy.deepcopy(model).cpu()
     generator = torch.get_rng_state()
     with tempfile.TemporaryDirectory(prefix="gnnx-") as folder:
         path = Path(folder) / "toy"
         synth(path, num_nodes=64, num_edges=256, num_features=num_features, num_classes=num_classes)
         with open_dataset(path, memory="16MiB") as toy:
             fanouts = [2] * len(toy_model.layers)
-            degrees = _needs_degrees(toy_model)
-            for batch in Loader(toy, fanouts, 4, degrees=degrees):
+            for batch in Loader(toy, fanouts, 4, degrees=needs_degrees(toy_model)):
                 x = batch.x.to(parameter_dtype(toy_model))
                 toy_model(batch.blocks, x).sum().backward()
             evaluate(toy_model, toy, "test")
     torch.set_rng_state(generator)
     return rss_bytes()
-
-
-def _needs_degrees(model: nn.Module) -> bool:
-    return any(getattr(module, "needs_degrees", False) for module in model.modules())
 
 
 def _make_optimizer(

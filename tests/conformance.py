@@ -24,7 +24,7 @@ WIDTHS = [1, 2, 3, 7, 16, 33, 64, 100, 128, 257, 513]
 ROW_SHAPES = [(), *((width,) for width in WIDTHS), (3, 5)]
 
 
-def random_table(num_rows, row_shape, dtype, seed=0):
+def random_table(num_rows, row_shape, dtype=torch.float32, seed=0):
     """Rows of random bits, not-a-numbers and all."""
     table = torch.empty((num_rows, *row_shape), dtype=dtype)
     bits(table)[:] = np.random.default_rng(seed).integers(0, 256, bits(table).shape, np.uint8)

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 import oracles
 from gnnx.cache import access_bytes, every, expected_access, hottest
-from gnnx.errors import BudgetError
+from gnnx.errors import BudgetError, DataError
 from gnnx.memory import Budget, Ledger, Tier
 
 
@@ -75,6 +75,14 @@ def test_the_same_bits_in_any_pieces():
     for piece in (1, 7, 1000):
         got = expected_access(MemoryGraph(indptr, indices, piece=piece), seeds, (10, 5), 32)
         assert got.tobytes() == whole.tobytes()
+
+
+@pytest.mark.parametrize("source", [-1, 50, 2**31 - 1])
+def test_a_source_that_is_no_node_is_told(source):
+    indptr, indices = random_graph(0, 50, 300)
+    indices[indptr[3]] = source
+    with pytest.raises(DataError, match=f"source {source} of an edge is outside the 50 nodes"):
+        expected_access(MemoryGraph(indptr, indices), np.array([3, 7]), (-1,), 2)
 
 
 def test_seeds_may_be_a_store():

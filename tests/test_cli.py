@@ -129,6 +129,12 @@ ERRORS = {
     "data": (DataError("x.npy: [bad] id 5", "Mend."), 3, "x.npy: [bad] id 5", "Mend."),
     "resource": (ResourceError("locked", "Wait."), 4, "locked", "Wait."),
     "memory": (MemoryError(), 4, "the machine's memory ran out", "Lower --memory"),
+    "memory of torch": (
+        RuntimeError("DefaultCPUAllocator: can't allocate memory"),
+        4,
+        "the machine's memory ran out: DefaultCPUAllocator: can't allocate memory",
+        "Lower --memory",
+    ),
     "space": (
         OSError(errno.ENOSPC, "No space left on device", "big.npy"),
         4,

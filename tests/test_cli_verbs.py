@@ -176,10 +176,31 @@ def test_train_without_labels(tmp_path):
         (["--resume"], "--resume has nothing to go on from"),
         (["--fanouts", "3,x"], "--fanouts '3,x' is not a list of numbers"),
         (["--memory", "lots"], "'lots' is not a size in bytes"),
+        (["--fanouts", f"{1 << 63},1"], f"fanout {1 << 63} is no number of neighbours"),
+        (["--device", "bogus"], "--device 'bogus' is not to be had here"),
+        (["--device", "meta"], "--device 'meta' is not to be had here"),
+        (["--device", ""], "--device '' is not to be had here"),
     ],
 )
 def test_train_usage(graph, options, cause):
     assert run("train", graph, *TRAIN, *options, code=2)["error"]["cause"] == cause
+
+
+@pytest.mark.parametrize("options", [["--seed", str(1 << 63)], ["--threads", "100000"]])
+def test_train_numbers_beyond_their_range(graph, options):
+    result = runner.invoke(app, ["train", str(graph), *options])
+    assert result.exit_code == 2
+    assert options[0] in result.stderr
+
+
+def test_folders_without_a_name(graph, tmp_path, monkeypatch):
+    monkeypatch.chdir(graph)
+    assert run("info", ".")["num_nodes"] == 200
+    monkeypatch.chdir(tmp_path)
+    assert run("info", ".", code=3)["error"]["cause"] == ".: not a gnnx dataset: no manifest.json"
+    error = run("synth", ".", code=2)["error"]
+    assert error["cause"] == "'.' is no name for a new folder"
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_train_budget_too_small(graph):

@@ -112,6 +112,21 @@ def test_a_file_holds_the_rows_and_appears_when_whole(folder, tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["out.npy"]
 
 
+def test_degrees_are_looked_up_for_layers_that_need_them(path4):
+    seen = []
+
+    class Looking(AddMean):
+        def forward(self, block, h):
+            seen.append(None if block.src_degree is None else block.src_degree.tolist())
+            return super().forward(block, h)
+
+    model = Twice()
+    model.layers = nn.ModuleList([Looking(), Looking()])
+    model.layers[1].needs_degrees = True
+    infer(model, path4)
+    assert seen == [None, [1, 2, 2, 1]]
+
+
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
 def test_a_file_keeps_the_precision(folder, tmp_path, dtype):
     model = SAGE(64, 8, 3, num_layers=1).to(dtype)

@@ -12,7 +12,7 @@ import gnnx
 from gnnx import threads, train
 from gnnx.errors import DataError, RunError, UsageError
 from gnnx.memory import Tier
-from gnnx.nn import GCN, SAGE
+from gnnx.nn import GCN, SAGE, SAGEConv
 from gnnx.prepare import prepare, synth
 from gnnx.train import Trainer, evaluate, load_checkpoint
 
@@ -176,6 +176,22 @@ def test_a_model_of_another_precision_trains(folder, dtype):
     assert losses(report)[-1] < losses(report)[0]
 
 
+def test_only_the_data_set_is_asked_of_a_model_of_ones_own(folder):
+    """It is not run on the toy by which the base is measured, which it may not suit."""
+
+    class Picky(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layers = nn.ModuleList([SAGEConv(64, 5)])
+
+        def forward(self, blocks, x):
+            assert len(x) > 64
+            return self.layers[0](blocks[0], x)
+
+    with gnnx.open(folder, memory="64MiB") as dataset:
+        Trainer(Picky(), dataset, fanouts=[5], batch_size=125, eval_every=0).fit(1)
+
+
 @pytest.mark.parametrize("autocast", [None, torch.bfloat16])
 def test_features_of_integers_train(tmp_path, autocast):
     rng = np.random.default_rng(0)
@@ -297,3 +313,10 @@ def test_a_kill_while_saving_leaves_the_old_checkpoint(folder, tmp_path, monkeyp
         with pytest.raises(KeyboardInterrupt):
             make(dataset, checkpoint=tmp_path).fit(2, resume=True)
     assert (tmp_path / "checkpoint.pt").read_bytes() == before
+
+
+@pytest.mark.parametrize("fanouts", [[5], [5, 5, 5]])
+def test_as_many_fanouts_as_layers(folder, fanouts):
+    """Also for a model whose forward would quietly go on with fewer of either."""
+    with gnnx.open(folder) as dataset, pytest.raises(UsageError, match="for a model of 2 layers"):
+        make(dataset, fanouts=fanouts)

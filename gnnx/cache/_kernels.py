@@ -31,18 +31,22 @@ def draw_kernel(first: Any, degree: Any, fanout: Any, spared: Any, drawn: Any) -
 
 
 @kernel
-def reach_kernel(first: Any, indptr: Any, indices: Any, drawn: Any, spared: Any) -> None:
+def reach_kernel(first: Any, indptr: Any, indices: Any, drawn: Any, spared: Any) -> Any:
     """Add log(1 - R(v)) to spared[u] for each edge u → v of the rows from `first` on.
 
     The term is the same for all edges of a row, so that an edge costs one addition, and those of
-    nodes that are never reached cost nothing.
+    nodes that are never reached cost nothing. Returns -1, or the first edge whose u is no node.
     """
     for row in range(indptr.shape[0] - 1):
         if drawn[first + row] == 0.0:
             continue
         term = np.float32(np.log1p(-np.float64(drawn[first + row])))
         for edge in range(indptr[row], indptr[row + 1]):
-            spared[indices[edge]] += term
+            source = indices[edge]
+            if source < 0 or source >= spared.shape[0]:
+                return edge
+            spared[source] += term
+    return -1
 
 
 @kernel

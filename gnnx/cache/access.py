@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from gnnx.cache import _kernels
+from gnnx.errors import DataError
 from gnnx.memory import Tier
 
 if TYPE_CHECKING:
@@ -80,6 +81,8 @@ def expected_access(
     ------
     BudgetError
         HOST does not hold `access_bytes`.
+    DataError
+        A source is no node: the data set is damaged.
     """
     num_nodes = graph.num_nodes
     spared, drawn = (
@@ -95,7 +98,13 @@ def expected_access(
             _kernels.draw_kernel(begin, graph.rows(nodes)[1], fanout, spared, drawn)
         _mark(seeds, batch_size, spared, graph.ledger)
         for first, indptr, indices in graph.iter_rows(0, num_nodes, piece):
-            _kernels.reach_kernel(first, indptr, indices, drawn, spared)
+            wrong = _kernels.reach_kernel(first, indptr, indices, drawn, spared)
+            if wrong >= 0:
+                raise DataError(
+                    f"{graph!r}: source {indices[wrong]} of an edge is outside the "
+                    f"{num_nodes} nodes",
+                    "The data set is damaged: gnnx verify tells where.",
+                )
     _kernels.probability_kernel(spared)
     return spared
 

@@ -37,7 +37,9 @@ stderr = Console(stderr=True, highlight=False)
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document instead of a summary.")]
 Quiet = Annotated[bool, typer.Option("--quiet", help="No progress and no logs on stderr.")]
-Seed = Annotated[int, typer.Option(min=0, metavar="N", help="Of everything that is drawn.")]
+Seed = Annotated[
+    int, typer.Option(min=0, max=(1 << 63) - 1, metavar="N", help="Of everything that is drawn.")
+]
 Memory = Annotated[
     str | None,
     typer.Option(
@@ -56,7 +58,9 @@ DeviceMemory = Annotated[
 ]
 Threads = Annotated[
     int | None,
-    typer.Option(min=1, metavar="N", show_default="all processors", help="Computing threads."),
+    typer.Option(
+        min=1, max=1024, metavar="N", show_default="all processors", help="Computing threads."
+    ),
 ]
 Device = Annotated[str, typer.Option(metavar="NAME", help="Where to compute: cpu, cuda.")]
 
@@ -133,6 +137,32 @@ def set_threads(threads: int | None) -> None:
         from gnnx.threads import set_num_threads
 
         set_num_threads(threads)
+
+
+def check_device(name: str) -> None:
+    """Refuse a device that is not here, before anything is read.
+
+    Parameters
+    ----------
+    name
+        As the user wrote it.
+
+    Raises
+    ------
+    UsageError
+        torch knows no such device, or this machine has none.
+    """
+    import torch
+
+    try:
+        kind = torch.empty(0, device=name).device.type
+    except (RuntimeError, AssertionError):
+        kind = None
+    if kind not in {"cpu", "cuda"}:
+        raise UsageError(
+            f"--device {name!r} is not to be had here",
+            "Give cpu, or see what gnnx doctor lists under devices.",
+        )
 
 
 def parse_list(text: str, option: str, kind: Callable[[str], Any] = int) -> list[Any]:
@@ -220,8 +250,8 @@ def _explained(error: Exception) -> GnnxError:
     """Give the error itself where it is gnnx's own, otherwise what it means to the user."""
     if isinstance(error, GnnxError):
         return error
-    if isinstance(error, MemoryError):
-        what = f": {error}" if str(error) else ""
+    if isinstance(error, MemoryError) or _is_out_of_memory(error):
+        what = f": {_first_line(error)}" if str(error) else ""
         return ResourceError(
             f"the machine's memory ran out{what}",
             "Lower --memory or the batch size, or end other programs.",
@@ -236,6 +266,12 @@ def _explained(error: Exception) -> GnnxError:
         f"unexpected {type(error).__name__}: {_first_line(error)}",
         "This is a defect of gnnx: GNNX_DEBUG=1 shows the traceback, please report it.",
     )
+
+
+def _is_out_of_memory(error: Exception) -> bool:
+    """Whether torch's allocator has failed; on a CPU it has no exception of its own for that."""
+    texts = ("can't allocate memory", "out of memory")
+    return isinstance(error, RuntimeError) and any(text in str(error) for text in texts)
 
 
 def _first_line(error: Exception) -> str:

@@ -14,6 +14,7 @@ from gnnx.cli.frame import (
     Memory,
     Quiet,
     Threads,
+    check_device,
     facts,
     set_threads,
 )
@@ -39,6 +40,7 @@ def infer(
     from gnnx.train import load_checkpoint
 
     set_threads(threads)
+    check_device(device)
     state = load_checkpoint(checkpoint)
     if state.config is None:
         raise UsageError(

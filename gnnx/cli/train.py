@@ -17,6 +17,7 @@ from gnnx.cli.frame import (
     Quiet,
     Seed,
     Threads,
+    check_device,
     facts,
     parse_list,
     set_threads,
@@ -99,6 +100,7 @@ def train(
     from gnnx.nn import build_model
 
     set_threads(threads)
+    check_device(device)
     torch.manual_seed(seed)
     with (
         gnnx.open(dataset, memory=memory, device_memory=device_memory) as opened,

@@ -6,7 +6,7 @@ Parameters are drawn from torch's default generator.
 """
 
 from gnnx.nn.conv import GCNConv, SAGEConv
-from gnnx.nn.models import GCN, MODELS, SAGE, ConvLayer, Dropout, Stack, build_model
+from gnnx.nn.models import GCN, MODELS, SAGE, ConvLayer, Dropout, Stack, build_model, needs_degrees
 
 __all__ = [
     "GCN",
@@ -18,4 +18,5 @@ __all__ = [
     "SAGEConv",
     "Stack",
     "build_model",
+    "needs_degrees",
 ]

@@ -87,11 +87,6 @@ class ConvLayer(nn.Module):
         self.dropout, self.activation = Dropout(dropout), activation
         self.conv: Any = conv
 
-    @property
-    def needs_degrees(self) -> bool:
-        """Whether blocks must carry whole-graph degrees."""
-        return bool(getattr(self.conv, "needs_degrees", False))
-
     def reset_parameters(self) -> None:
         """Draw the convolution's parameters anew."""
         self.conv.reset_parameters()
@@ -131,7 +126,7 @@ class Stack(nn.Module):
     @property
     def needs_degrees(self) -> bool:
         """Whether blocks must carry whole-graph degrees, for one of the layers."""
-        return any(getattr(layer, "needs_degrees", False) for layer in self.layers)
+        return needs_degrees(self.layers)
 
     def reset_parameters(self) -> None:
         """Draw the parameters of every layer anew, in order."""
@@ -257,6 +252,11 @@ class SAGE(Stack):
             "aggr": aggr,
             "dropout": dropout,
         }
+
+
+def needs_degrees(module: nn.Module) -> bool:
+    """Whether blocks must carry whole-graph degrees: some part's attribute `needs_degrees` says."""
+    return any(getattr(part, "needs_degrees", False) for part in module.modules())
 
 
 MODELS: Mapping[str, type[GCN | SAGE]] = MappingProxyType({"gcn": GCN, "sage": SAGE})

@@ -76,7 +76,7 @@ class NeighborSampler:
     ) -> None:
         self.graph, self.fanouts = graph, tuple(fanouts)
         self.degrees, self.edge_ids = degrees, edge_ids
-        bad = [fanout for fanout in self.fanouts if fanout < 1 and fanout != -1]
+        bad = [fanout for fanout in self.fanouts if not (fanout == -1 or 1 <= fanout < 1 << 63)]
         if bad or not self.fanouts:
             raise UsageError(
                 f"fanout {bad[0]} is no number of neighbours" if bad else "no fanouts are given",

@@ -275,7 +275,7 @@ class Manifest:
 
 def _missing(folder: Path) -> DataError:
     """Tell why a folder has no manifest."""
-    if folder.with_name(f".{folder.name}.partial").exists():
+    if folder.name and folder.with_name(f".{folder.name}.partial").exists():
         return DataError(f"{folder}: its preparation has not ended", "Prepare it again.")
     if not folder.exists():
         return DataError(f"{folder}: no such folder", "Give the folder of a dataset.")

@@ -191,6 +191,8 @@ class DatasetWriter:
 
     def __init__(self, out: Path | str, *, overwrite: bool = False, ledger: Ledger) -> None:
         self.out = Path(out)
+        if not self.out.name:
+            raise UsageError(f"{str(out)!r} is no name for a new folder", "Give a name.")
         self.partial = self.out.with_name(f".{self.out.name}.partial")
         self._old = self.out.with_name(f".{self.out.name}.old")
         self._overwrite, self._ledger = overwrite, ledger

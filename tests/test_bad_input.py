@@ -1,0 +1,199 @@
+"""Bad input at the command line: exit code, first line, a remedy, no traceback, files as they were.
+
+The rows are reports of users of other tools; their letters and numbers name them in the issues.
+"""
+
+import hashlib
+import json
+
+import numpy as np
+import pytest
+import torch
+from typer.testing import CliRunner
+
+import gnnx
+from gnnx.cli import app
+from gnnx.loader import Loader
+from gnnx.nn import SAGE
+from gnnx.random import Key
+from gnnx.sample import NeighborSampler
+from gnnx.train import Trainer
+
+ODD6 = np.array([[0, 1], [1, 2], [2, 0], [2, 0], [4, 4]])  # nodes 3 and 5 have no edge
+PATH4 = np.array([[0, 1], [1, 2], [2, 3]])
+
+
+@pytest.fixture
+def inputs(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    nan = float("nan")
+    arrays = {
+        "odd6": ODD6,
+        "x6": np.stack([np.arange(6), 10 * np.arange(6)], 1).astype(np.float32),
+        "y5": np.zeros(5, np.int64),
+        "seed5": np.array([5]),
+        "path4": PATH4,
+        "x4": np.array([[1], [2], [4], [8]], np.float32),
+        "nan4": np.array([[1], [nan], [4], [8]], np.float32),
+        "y4": np.array([0, 1, 0, 1]),
+        "unlabelled": np.array([0, nan, 2, 1]),
+        "first3": np.array([0, 1, 2]),
+        "first2": np.array([0, 1]),
+        "node2": np.array([2]),
+        "nobody": np.empty(0, np.int64),
+        "parallel": np.array([[0, 1]] * 3),
+        "cut": np.arange(80, dtype=np.float32).reshape(10, 8),
+    }
+    for name, array in arrays.items():
+        np.save(f"{name}.npy", array)
+    whole = (tmp_path / "cut.npy").read_bytes()
+    assert len(whole) == 448
+    (tmp_path / "cut.npy").write_bytes(whole[:-64])
+    return tmp_path
+
+
+def run(command):
+    """Exit code, standard output and the lines of standard error of a command."""
+    quiet = [] if command.startswith("info") else ["--quiet"]  # errors alone on standard error
+    result = CliRunner().invoke(app, [*command.split(), *quiet])
+    assert isinstance(result.exception, SystemExit | None)  # anything else would be a traceback
+    return result.exit_code, result.stdout, result.stderr.splitlines()
+
+
+def hashes(folder):
+    return {
+        path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in folder.glob("*.npy")
+    }
+
+
+@pytest.mark.parametrize(
+    ("command", "first_line"),
+    [
+        pytest.param(
+            "prepare odd6.npy out --num-nodes 4",
+            "error: odd6.npy: edge 4: node 4 is outside the 4 nodes",
+            id="H01 an edge beyond the declared nodes",
+        ),
+        pytest.param(
+            "prepare odd6.npy out --labels y5.npy --train seed5.npy",
+            "error: seed5.npy: entry 0: node 5 is outside the 5 nodes",
+            id="H01 a seed beyond the declared nodes",
+        ),
+        pytest.param(
+            "prepare odd6.npy out --features x6.npy --labels y5.npy",
+            "error: x6.npy: 6 nodes, y5.npy: 5",
+            id="H01 two counts of nodes",
+        ),
+        pytest.param(
+            "prepare path4.npy out --labels unlabelled.npy --train first3.npy",
+            "error: train: unlabelled nodes: 1 of 3, node 1",
+            id="H06 an unlabelled node in a split",
+        ),
+        pytest.param(
+            "prepare path4.npy out --features nan4.npy",
+            "error: nan4.npy: 1 NaN or infinite value, in column 0, node 1",
+            id="H07 a feature that is not a number",
+        ),
+        pytest.param(
+            "prepare path4.npy out --features cut.npy",
+            "error: cut.npy: 448 bytes expected, 384 found",
+            id="H21 a truncated file",
+        ),
+    ],
+)
+def test_refused_with_exit_code_3(inputs, command, first_line):
+    before = hashes(inputs)
+    code, stdout, stderr = run(command)
+    assert code == 3
+    assert stderr[0] == first_line
+    assert len(stderr) == 2  # the second line says what to do
+    assert stdout == ""
+    assert hashes(inputs) == before
+    assert not (inputs / "out").exists()
+
+
+def test_h01_isolated_nodes_are_nodes(inputs):
+    assert run("prepare odd6.npy out --features x6.npy --split 1,0,0")[0] == 0
+    with gnnx.open("out", memory="16MiB") as dataset:
+        assert dataset.num_nodes == 6
+        (batch,) = Loader(dataset, [2, 2], 8, split=np.array([5]))
+        assert batch.x.tolist() == [[5, 50]]
+        assert [block.num_edges for block in batch.blocks] == [0, 0]
+
+
+def test_h04_parallel_edges_are_told_apart(inputs):
+    code, stdout, _ = run("prepare parallel.npy out --num-nodes 2 --json")
+    assert code == 0
+    assert json.loads(stdout)["report"]["duplicates"] == 2
+    attributes = np.array([10, 20, 30])
+    with gnnx.open("out", memory="16MiB") as dataset:
+        every = NeighborSampler(dataset.graph, [-1], edge_ids=True)
+        (block,) = every.sample(np.array([1]), Key(0))
+        assert sorted(attributes[block.e_id.numpy()]) == [10, 20, 30]
+        two, drawn = NeighborSampler(dataset.graph, [2], edge_ids=True), []
+        for seed in range(1000):
+            (block,) = two.sample(np.array([1]), Key(seed))
+            pair = set(attributes[block.e_id.numpy()].tolist())
+            assert len(pair) == 2
+            drawn += pair
+        for attribute in attributes:
+            assert drawn.count(attribute) / 1000 == pytest.approx(0.667, abs=0.05)
+    assert run("prepare parallel.npy once --num-nodes 2 --duplicates drop")[0] == 0
+    with gnnx.open("once") as dataset:
+        assert dataset.num_edges == 1
+
+
+def test_h06_unlabelled_nodes_left_out(inputs):
+    command = "prepare path4.npy out --features x4.npy --labels unlabelled.npy"
+    code, stdout, _ = run(f"{command} --train first3.npy --unlabeled ignore --json")
+    assert code == 0
+    assert json.loads(stdout)["splits"]["train"] == 2
+    with gnnx.open("out", memory="16MiB") as dataset:
+        loss = Trainer(SAGE(1, 4, 3, 1), dataset, fanouts=[1]).loss
+        logits = torch.tensor([[2.0, 0], [0, 2], [1, 1]])
+        y = torch.tensor([0, -1, 1])
+        assert loss(logits, y).item() == pytest.approx(0.4100, abs=5e-5)
+
+
+def test_h07_kept_nan_spreads_to_neighbours_only(inputs):
+    command = "prepare path4.npy out --features nan4.npy --undirected --nonfinite keep --json"
+    code, stdout, _ = run(command)
+    assert code == 0
+    assert json.loads(stdout)["report"]["nonfinite"] == {"0": 1}
+    with gnnx.open("out", memory="16MiB") as dataset:
+        (batch,) = Loader(dataset, [-1], 8, split=np.arange(4), shuffle=False)
+        (block,) = batch.blocks
+        mean = gnnx.ops.spmm(block.indptr, block.indices, batch.x, reduce="mean")
+        out = (batch.x[:4] + mean).flatten()
+    assert out.isnan().tolist() == [True, True, True, False]
+    assert out[3] == 12
+
+
+def test_h08_an_empty_split_is_legal(inputs):
+    splits = "--train first2.npy --val nobody.npy --test node2.npy"
+    command = f"prepare path4.npy out --features x4.npy --labels y4.npy {splits} --json"
+    code, stdout, _ = run(command)
+    assert code == 0
+    assert json.loads(stdout)["splits"] == {"train": 2, "val": 0, "test": 1}
+    code, stdout, _ = run("train out --layers 1 --fanouts 2 --epochs 1 --memory 16MiB --json")
+    report = json.loads(stdout)
+    assert code == 0
+    assert report["val_accuracy"] is None
+    assert report["epochs"][0]["val_accuracy"] is None
+    assert report["test_accuracy"] in {0.0, 1.0}
+
+
+def test_h11_fewer_rows_than_declared(inputs):
+    np.save("y10.npy", np.arange(10, dtype=np.float32))
+    assert run("prepare path4.npy out --labels y10.npy")[0] == 0
+    labels = inputs / "out" / "nodes" / "node" / "y.npy"
+    labels.write_bytes(labels.read_bytes()[:-16])  # eight of ten int64 are left
+    before = labels.read_bytes()
+    for verb in ("info", "train"):
+        code, _, stderr = run(f"{verb} out")
+        assert code == 3
+        assert stderr[0] == "error: out/nodes/node/y.npy: 80 bytes expected, 64 found"
+    code, stdout, _ = run("verify out")
+    assert code == 3
+    assert "out/nodes/node/y.npy: 4176 bytes expected, 4160 bytes found" in stdout
+    assert labels.read_bytes() == before
