@@ -108,7 +108,7 @@ def infer(
         _check_nodes(nodes, dataset.num_nodes)
     pieces = stream(model, dataset, nodes, features, device, progress)
     if out is not None:
-        _write_npy(Path(out), num_rows, pieces)
+        _write_npy(_checked_out(out), num_rows, pieces)
         return None
     result, filled = torch.empty(0), 0
     for ids, rows in pieces:
@@ -307,9 +307,17 @@ def _load(
     return _Piece(ids, block, h.read(block.src_id.numpy(), out=x))
 
 
+def _checked_out(out: Path | str) -> Path:
+    """Refuse what a rename would not make, or would replace though it is no file of rows."""
+    path = Path(out)
+    if str(out) and path.parent.is_dir() and (path.is_file() or not os.path.lexists(path)):
+        return path
+    raise UsageError(f"{str(out)!r} is no place for a file", "Name a new file, such as out.npy.")
+
+
 def _write_npy(path: Path, num_rows: int, pieces: _Outputs) -> None:
     """Write rows to a .npy file under a temporary name; rename it when it is whole and synced."""
-    partial = path.with_name(path.name + ".partial")
+    partial = path.with_name(f"{path.name}.partial")
     try:
         with partial.open("wb") as file:
             for _, rows in pieces:

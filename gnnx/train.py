@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import nn
 
-from gnnx.errors import DataError, RunError, UsageError
+from gnnx.errors import DataError, ResourceError, RunError, UsageError
 from gnnx.inference import parameter_dtype, stream
 from gnnx.loader import Loader
 from gnnx.memory import Tier, peak_rss_bytes, rss_bytes
@@ -72,6 +72,8 @@ class EpochReport:
     rows_hit: int
     rows_from_disk: int
     disk_read_bytes: int
+    fill_bytes: int
+    """Read before the epoch to fill the cache, which evaluation empties where HOST is short."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -231,6 +233,12 @@ class Trainer:
                 f"{dataset.path}: the training split is empty",
                 "Prepare the data set with --train or --split.",
             )
+        layers = getattr(model, "layers", None)
+        if layers is not None and len(layers) != len(fanouts):  # a forward with zip would not tell
+            raise UsageError(
+                f"{len(fanouts)} fanouts for a model of {len(layers)} layers",
+                "Give as many fanouts as the model has layers.",
+            )
         self.model, self.dataset = model, dataset
         self.device, self.autocast, self.seed = torch.device(device), autocast, seed
         self.eval_every, self.patience, self.schedule = eval_every, patience, schedule
@@ -329,6 +337,7 @@ class Trainer:
             rows_hit=stats.rows_hit,
             rows_from_disk=stats.rows_from_disk,
             disk_read_bytes=stats.disk_read_bytes,
+            fill_bytes=stats.fill_bytes,
         )
         state.add(report, self.model)
 
@@ -423,11 +432,17 @@ class Trainer:
             "generator": torch.get_rng_state(),
         }
         partial = path.with_suffix(".partial")
-        with partial.open("wb") as file:
-            torch.save(content, file)
-            file.flush()
-            os.fsync(file.fileno())
-        partial.replace(path)  # atomic: a kill leaves the old state or the new one
+        try:
+            with partial.open("wb") as file:
+                torch.save(content, file)
+                file.flush()
+                os.fsync(file.fileno())
+            partial.replace(path)  # atomic: a kill leaves the old state or the new one
+        except OSError as error:
+            partial.unlink(missing_ok=True)
+            raise ResourceError(
+                f"{path}: {error.strerror or error}", "Free some space, or give another folder."
+            ) from None
 
     def _restore(self, state: _State, scheduler: Any) -> None:
         path = self._checkpoint_path()

@@ -320,3 +320,21 @@ def neighbour_mean(indptr, indices, x):
     ones = np.ones(len(indices), x.dtype)
     rows = scipy.sparse.csr_array((ones, indices, indptr), shape=(len(x), len(x)))
     return (rows @ x) / np.maximum(np.diff(indptr), 1)[:, None]
+
+
+# Parts: what they read, edge by edge.
+
+
+def part_counts(indptr, indices, part, num_parts):
+    """Cut, and for each part its nodes, its in-edges and the set of foreign nodes that it reads."""
+    cut, nodes, edges = 0, [0] * num_parts, [0] * num_parts
+    halos = [set() for _ in range(num_parts)]
+    for v in range(len(indptr) - 1):
+        p = int(part[v])
+        nodes[p] += 1
+        for e in range(indptr[v], indptr[v + 1]):
+            edges[p] += 1
+            if part[indices[e]] != p:
+                cut += 1
+                halos[p].add(int(indices[e]))
+    return cut, nodes, edges, halos

@@ -191,3 +191,12 @@ def test_errors_name_what_is_wrong(folder):
     with tiny, pytest.raises(BudgetError, match="device memory") as error:
         infer(Twice(), tiny)
     assert error.value.smallest_bytes > 512
+
+
+@pytest.mark.parametrize("place", ["", ".", "/dev/null", "nowhere/out.npy"])
+def test_what_is_no_place_for_a_file_is_refused_before_computing(folder, place):
+    with gnnx.open(folder, memory="64MiB") as dataset:
+        model = SAGE(64, 8, 3, num_layers=2)
+        model.layers[0].forward = lambda *_: 1 / 0
+        with pytest.raises(UsageError, match="no place for a file"):
+            infer(model, dataset, out=place)

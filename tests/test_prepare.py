@@ -689,7 +689,7 @@ def test_report_and_progress(run, raw, tmp_path):
     assert {stage for stage, _, _ in told} == {
         "features",
         "checking edges",
-        "placing edges, range 1",
+        "placing edges",
     }
     assert all(0 < done <= total for _, done, total in told)
     document = json.loads(report.to_json())

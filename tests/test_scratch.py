@@ -3,6 +3,7 @@
 import errno
 import os
 import tempfile
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,7 +15,7 @@ import gnnx
 from gnnx.errors import BudgetError, ResourceError
 from gnnx.memory import Budget, Ledger, Tier
 from gnnx.prepare import synth
-from gnnx.store import Dataset, ScratchRows
+from gnnx.store import Dataset, ScratchRows, scratch
 
 
 @pytest.fixture(scope="module")
@@ -76,3 +77,17 @@ def test_a_full_disk_is_named_before_and_while_writing(dataset, monkeypatch):
         monkeypatch.setattr(os, "pwrite", full)
         with pytest.raises(ResourceError, match="No space left on device"):
             scratch.write(np.arange(10), torch.ones(10, 4))
+
+
+def test_scratch_avoids_ram_and_counts_it_where_there_is_nothing_else(dataset, monkeypatch):
+    ram = Path("/dev/shm")
+    if not scratch._in_ram(ram):
+        pytest.skip("/dev/shm is no tmpfs here")
+    monkeypatch.setattr(tempfile, "tempdir", str(ram))
+    folder, tier = scratch._folder()
+    assert (folder == ram) == (tier is Tier.HOST)
+    monkeypatch.setattr(scratch, "_in_ram", lambda _: True)
+    with ScratchRows(dataset, 10, (4,), torch.float32):
+        assert dataset.ledger.owners(Tier.HOST)["scratch"] == 160
+        assert dataset.ledger.held_bytes(Tier.DISK) == 0
+    assert "scratch" not in dataset.ledger.owners(Tier.HOST)

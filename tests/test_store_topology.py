@@ -174,3 +174,16 @@ def test_damaged_loops_are_told(tmp_path):
         pytest.raises(DataError, match=r"loops\.npy: node 100 among 100 nodes"),
     ):
         dataset.graph.has_loop(np.array([3]))
+
+
+@pytest.mark.parametrize("limit_bytes", [0, 1 << 30], ids=["disk", "RAM"])
+def test_damaged_row_pointers_are_told(csr, tmp_path, limit_bytes):
+    path = written(tmp_path / "dataset", *csr)
+    damaged = path / "edges" / "node-edge-node" / "indptr.npy"
+    data = bytearray(damaged.read_bytes())
+    data[4096 + 8 * 5 : 4096 + 8 * 6] = np.int64(-7).tobytes()
+    damaged.write_bytes(data)
+    with gnnx.open(path, memory="4MiB") as dataset:
+        dataset.graph.pin(limit_bytes)
+        with pytest.raises(DataError, match=r"indptr\.npy: row 4 has -\d+ edges"):
+            dataset.graph.rows(np.arange(10))

@@ -1,5 +1,6 @@
 """Training: the same losses for every budget, resume point and thread count; and its faults."""
 
+import errno
 import hashlib
 import json
 
@@ -10,7 +11,7 @@ from torch import nn
 
 import gnnx
 from gnnx import threads, train
-from gnnx.errors import DataError, RunError, UsageError
+from gnnx.errors import DataError, ResourceError, RunError, UsageError
 from gnnx.memory import Tier
 from gnnx.nn import GCN, SAGE, SAGEConv
 from gnnx.prepare import prepare, synth
@@ -103,6 +104,7 @@ def test_report_is_plain_and_adds_up(folder):
     for epoch in report.epochs:
         assert epoch.rows_requested == epoch.rows_hit + epoch.rows_from_disk
         assert 0 <= epoch.val_accuracy <= 1
+        assert epoch.fill_bytes > 0  # evaluation has taken the cache's memory
     best = max(report.epochs, key=lambda epoch: epoch.val_accuracy)
     assert report.val_accuracy == best.val_accuracy
     assert report.memory.base_rss_bytes < report.memory.peak_rss_bytes
@@ -313,3 +315,22 @@ def test_a_kill_while_saving_leaves_the_old_checkpoint(folder, tmp_path, monkeyp
         with pytest.raises(KeyboardInterrupt):
             make(dataset, checkpoint=tmp_path).fit(2, resume=True)
     assert (tmp_path / "checkpoint.pt").read_bytes() == before
+
+
+@pytest.mark.parametrize("fanouts", [[5], [5, 5, 5]])
+def test_as_many_fanouts_as_layers(folder, fanouts):
+    """Also for a model whose forward would quietly go on with fewer of either."""
+    with gnnx.open(folder) as dataset, pytest.raises(UsageError, match="for a model of 2 layers"):
+        make(dataset, fanouts=fanouts)
+
+
+def test_a_checkpoint_that_finds_no_space_is_named(folder, tmp_path, monkeypatch):
+    def full(*_args):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(torch, "save", full)
+    with gnnx.open(folder) as dataset:
+        trainer = make(dataset, checkpoint=tmp_path)
+        with pytest.raises(ResourceError, match=r"checkpoint\.pt: No space left on device"):
+            trainer.fit(1)
+    assert list(tmp_path.iterdir()) == []

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 import gnnx
-from gnnx.cli import doctor, infer, info, interrupt, prepare, synth, train, verify
+from gnnx.cli import doctor, infer, info, interrupt, partition, prepare, synth, train, verify
 from gnnx.cli.frame import Answer, guarded
 
 app = typer.Typer(
@@ -27,6 +27,7 @@ app = typer.Typer(
 _EXAMPLES: dict[Callable[..., Answer], str] = {
     synth.synth: "gnnx synth graph --nodes 100000 --edges 2000000",
     prepare.prepare: "gnnx prepare edges.csv graph --features x.npy --labels y.npy",
+    partition.partition: "gnnx partition graph parts --parts 16",
     info.info: "gnnx info graph",
     verify.verify: "gnnx verify graph",
     train.train: "gnnx train graph --fanouts 15,10,5 --memory 128MiB",

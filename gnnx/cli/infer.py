@@ -53,6 +53,12 @@ def infer(
         gnnx.open(dataset, memory=memory, device_memory=device_memory) as opened,
         progress.shown(quiet=quiet) as report,
     ):
+        width = state.config["in_features"]
+        if opened.num_features not in {0, width}:
+            raise UsageError(
+                f"{dataset}: {opened.num_features} features a node, {checkpoint}: {width}",
+                "Give a dataset like the one of the training.",
+            )
         gnnx.infer(model, opened, out=out, device=device, progress=report)
         document = {
             "dataset": str(dataset),

@@ -275,6 +275,59 @@ def count_entries(
 
 
 @kernel
+def distribute(
+    piece: Any,
+    begin: Any,
+    end: Any,
+    num_nodes: Any,
+    mirror: Any,
+    drop_loops: Any,
+    shift: Any,
+    touched: Any,
+    looped: Any,
+    slots: Any,
+    used: Any,
+    state: Any,
+) -> Any:
+    """Check edges [begin, end) of a piece, and put each into the slots of its buckets.
+
+    Marks nodes as `count_entries` does and adds the loops to `state[0]`. Stops after an edge that
+    fills a slot, whose bucket, or two of them, go to `state[1:]`, or at an edge with an id outside
+    [0, N); returns the edge to go on from.
+    """
+    size = slots.shape[1]
+    for i in range(begin, end):
+        src, dst = _edge(piece, i)
+        if src < 0 or src >= num_nodes or dst < 0 or dst >= num_nodes:
+            return i
+        _mark(touched, src)
+        if src == dst:
+            _mark(looped, src)
+            state[0] += 1
+            if drop_loops:
+                continue
+        else:
+            _mark(touched, dst)
+        full = False
+        bucket = dst >> shift
+        at = used[bucket]
+        slots[bucket, at, 0], slots[bucket, at, 1] = src, dst
+        used[bucket] = at + 1
+        if at + 1 == size:
+            state[1], full = bucket, True
+        if mirror and src >> shift != bucket:
+            bucket = src >> shift
+            at = used[bucket]
+            slots[bucket, at, 0], slots[bucket, at, 1] = src, dst
+            used[bucket] = at + 1
+            if at + 1 == size:
+                state[2], full = bucket, True
+        if full:
+            return i + 1
+    return end
+
+
+@kernel
 def count_rows(
     piece: Any,
     first_row: Any,

@@ -1,9 +1,9 @@
 """Rows of in-edges from a stream of edges, in bounded memory.
 
-Letters: N nodes, E edges. The stream is read once to check its ids and to count the entries of each
-2^k rows, then once (k = 0) or twice for each range of rows that fits the memory: to count its rows,
-and to scatter the sources to where they belong. Rows are sorted, so that the result depends neither
-on the order of the edges nor on the memory. A later, faster way is an external sort.
+Letters: N nodes, E edges. The stream is read once to check its ids, and to count the entries of
+each row where all of them fit the memory, else to sort edges into buckets of rows on disk. Then
+sources are scattered to where they belong, of all rows or of one bucket after another. Rows
+are sorted, so that the result depends neither on the order of the edges nor on the memory.
 
 An edge that is wanted only where it is absent (a reverse, a loop) goes into its row as a candidate,
 marked by the lowest bit, and is dropped there if it meets its equal.
@@ -11,18 +11,22 @@ marked by the lowest bit, and is dropped there if it meets its equal.
 
 from __future__ import annotations
 
+import collections
+import concurrent.futures
 import dataclasses
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import numpy as np
 
 from gnnx import threads
 from gnnx.memory import ALIGNMENT, Tier
 from gnnx.prepare import _kernels
+from gnnx.prepare.buckets import Buckets
 from gnnx.prepare.text import outside
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from concurrent.futures import Future
 
     from numpy.typing import NDArray
 
@@ -33,8 +37,9 @@ if TYPE_CHECKING:
     from gnnx.threads import Progress
 
 _FOLDER = "edges/node-edge-node"
-_FEWEST_BUCKETS = 1 << 10
 _SORT_GRAIN = 1 << 12  # rows
+_Built: TypeAlias = tuple[list[tuple["NDArray[np.int64]", "NDArray[Any]"]], "NDArray[np.int64]"]
+"""Pieces of rows, each with their ends and sources, and what changed."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -105,23 +110,14 @@ class CsrBuilder:
         """
         indptr = writer.array(f"{_FOLDER}/indptr", (self._num_nodes + 1,), "int64")
         indices = writer.array(f"{_FOLDER}/indices", (None,), self._index.name)
-        shift, counts = self._new_counts()
         report.edges_read = self._edges.num_edges
-        report.self_loops = self._count(shift, counts)
-        report.isolated = self._num_nodes - int(_kernels.count_marks(self._touched))
         changes = np.zeros(3, np.int64)
-        begin = num_ranges = num_stored = 0
+        num_stored = 0
         indptr.append(np.zeros(1, np.int64))
-        while begin < len(counts):
-            num_ranges += 1
-            end = self._end_of_range(shift, counts, begin)
-            first, last = begin << shift, min(end << shift, self._num_nodes)
-            rows = counts[begin:end] if shift == 0 else self._count_rows(first, last, num_ranges)
-            kept = self._fill(first, rows, num_ranges, num_stored, changes)
-            num_stored += len(kept)
-            indptr.append(rows)
+        for rows, kept in self._rows(report, changes):
+            indptr.append(np.add(rows, num_stored, out=rows))
             indices.append(kept)
-            begin = end
+            num_stored += len(kept)
             del kept, rows
         writer.edges(("node", "edge", "node"), num_stored)
         self._write_loops(writer)
@@ -138,17 +134,91 @@ class CsrBuilder:
         free = self._workspace.ledger.free_bytes(Tier.HOST)
         return 1 << 62 if free is None else free
 
-    def _new_counts(self) -> tuple[int, NDArray[np.int64]]:
-        """k, and a count for each 2^k rows: k = 0 where that takes a quarter of the memory."""
-        most = max(_FEWEST_BUCKETS, self._free_bytes() // 4 // 8)
-        shift = 0
-        while self._num_nodes > most << shift:
-            shift += 1
-        counts = self._zeros(-(-self._num_nodes >> shift), np.int64)
+    def _rows(
+        self, report: Report, changes: NDArray[np.int64]
+    ) -> Iterator[tuple[NDArray[np.int64], NDArray[Any]]]:
+        """Build rows in pieces: their ends, counted from 0, and their sorted sources."""
+        num_entries = self._edges.num_edges * (2 if self._rules.undirected else 1)
         if self._rules.self_loops == "add":
-            counts[:] = 1 << shift
-            counts[-1:] -= (len(counts) << shift) - self._num_nodes
-        return shift, counts
+            num_entries += self._num_nodes
+        room = self._free_bytes() - self._stream_bytes - 2 * ALIGNMENT
+        if num_entries * self._entry.itemsize + 8 * self._num_nodes <= room:
+            rows = self._new_counts(0, self._num_nodes)
+            report.self_loops = self._count(rows)
+            report.isolated = self._num_nodes - int(_kernels.count_marks(self._touched))
+            yield rows, self._fill(0, rows, self._pieces("placing edges"), changes)
+            return
+        buckets = Buckets(self._num_nodes, num_entries, self._index, self._workspace)
+        report.self_loops = self._distribute(buckets)
+        report.isolated = self._num_nodes - int(_kernels.count_marks(self._touched))
+        yield from self._bucket_rows(buckets, changes)
+
+    def _bucket_rows(
+        self, buckets: Buckets, changes: NDArray[np.int64]
+    ) -> Iterator[tuple[NDArray[np.int64], NDArray[Any]]]:
+        """Rows of all buckets in order; small ones are built ahead, side by side."""
+        num_ahead = threads.num_threads()
+        share = self._free_bytes() // (num_ahead + 1) - self._stream_bytes
+        ahead: collections.deque[Future[_Built]] = collections.deque()
+        begun = 0
+        try:
+            for bucket in range(buckets.count):
+                while (
+                    begun < buckets.count
+                    and len(ahead) < num_ahead
+                    and self._bytes_of(buckets, begun) <= share
+                ):
+                    ahead.append(threads.submit(self._build, buckets, begun))
+                    begun += 1
+                if ahead:
+                    built, found = ahead.popleft().result()
+                    changes += found
+                    while built:
+                        yield built.pop(0)
+                else:  # too large to be one of several
+                    begun += 1
+                    yield from self._rows_of(buckets, bucket, changes)
+                if self._progress:
+                    last = min((bucket + 1) << buckets.shift, self._num_nodes)
+                    self._progress("placing edges", last, self._num_nodes)
+        finally:
+            concurrent.futures.wait([job for job in ahead if not job.cancel()])
+
+    def _bytes_of(self, buckets: Buckets, bucket: int) -> int:
+        """HOST bytes that building a bucket at once takes, at most."""
+        num_rows = 1 << buckets.shift
+        num_entries = buckets.num_edges(bucket) * (2 if self._rules.undirected else 1) + num_rows
+        return 8 * num_rows + num_entries * self._entry.itemsize + self._workspace.piece_bytes
+
+    def _build(self, buckets: Buckets, bucket: int) -> _Built:
+        changes = np.zeros(3, np.int64)
+        return list(self._rows_of(buckets, bucket, changes)), changes
+
+    def _rows_of(
+        self, buckets: Buckets, bucket: int, changes: NDArray[np.int64]
+    ) -> Iterator[tuple[NDArray[np.int64], NDArray[Any]]]:
+        """Rows of one bucket, in as many ranges as the memory demands."""
+        first = bucket << buckets.shift
+        counts = self._new_counts(first, min(first + (1 << buckets.shift), self._num_nodes))
+        for piece in buckets.pieces(bucket):
+            _kernels.count_rows(piece, first, self._rules.undirected, self._drop_loops, counts)
+        begin = 0
+        while begin < len(counts):
+            capacity = self._free_bytes() - self._stream_bytes - 2 * ALIGNMENT
+            size = self._entry.itemsize
+            end = int(_kernels.end_of_range(counts, begin, 1, 0, size, capacity))
+            rows = counts[begin:end]
+            kept = self._fill(first + begin, rows, buckets.pieces(bucket), changes)
+            yield rows, kept
+            del kept
+            begin = end
+
+    def _new_counts(self, first: int, last: int) -> NDArray[np.int64]:
+        """Entries of rows before any edge is counted."""
+        counts = self._zeros(last - first, np.int64)
+        if self._rules.self_loops == "add":
+            counts[:] = 1
+        return counts
 
     def _pieces(self, stage: str) -> Iterator[EdgePiece]:
         done = 0
@@ -158,8 +228,8 @@ class CsrBuilder:
             if self._progress:
                 self._progress(stage, done, self._edges.num_edges)
 
-    def _count(self, shift: int, counts: NDArray[np.int64]) -> int:
-        """Check all edges; returns the number of loops."""
+    def _count(self, counts: NDArray[np.int64]) -> int:
+        """Check all edges and count the entries of all rows; returns the number of loops."""
         loops = done = 0
         for piece in self._pieces("checking edges"):
             checked, found = _kernels.count_entries(
@@ -167,49 +237,46 @@ class CsrBuilder:
                 self._num_nodes,
                 self._rules.undirected,
                 self._drop_loops,
-                shift,
+                0,
                 counts,
                 self._touched,
                 self._looped,
             )
-            if checked < piece.num_edges:
-                at = [piece.src_at + checked * piece.step, piece.dst_at + checked * piece.step]
-                ids = [int(piece.ids[i]) for i in at]
-                wrong = next(i for i in ids if not 0 <= i < self._num_nodes)
-                raise outside(f"{self._edges.where}: edge {done + checked}", wrong, self._num_nodes)
+            self._refuse(piece, checked, done)
             loops, done = loops + found, done + checked
         return loops
 
-    def _end_of_range(self, shift: int, counts: NDArray[np.int64], begin: int) -> int:
-        capacity = self._free_bytes() - self._stream_bytes - 2 * ALIGNMENT  # of rows and entries
-        row_bytes = 0 if shift == 0 else 8
-        end: int = _kernels.end_of_range(
-            counts, begin, 1 << shift, row_bytes, self._entry.itemsize, capacity
-        )
-        return end
+    def _distribute(self, buckets: Buckets) -> int:
+        """Check all edges and sort them into buckets; returns the number of loops."""
+        loops = done = 0
+        mirror, drop_loops = self._rules.undirected, self._drop_loops
+        for piece in self._pieces("checking edges"):
+            checked, found = buckets.add(piece, mirror=mirror, drop_loops=drop_loops)
+            self._refuse(piece, checked, done)
+            loops, done = loops + found, done + checked
+        buckets.close(self._touched, self._looped)
+        return loops
 
-    def _count_rows(self, first: int, last: int, num_ranges: int) -> NDArray[np.int64]:
-        """Entries of each row of a range."""
-        rows = self._zeros(last - first, np.int64)
-        if self._rules.self_loops == "add":
-            rows[:] = 1
-        for piece in self._pieces(f"counting edges, range {num_ranges}"):
-            _kernels.count_rows(piece, first, self._rules.undirected, self._drop_loops, rows)
-        return rows
+    def _refuse(self, piece: EdgePiece, checked: int, done: int) -> None:
+        """Name the first edge of a piece that was not taken, where there is one."""
+        if checked < piece.num_edges:
+            at = [piece.src_at + checked * piece.step, piece.dst_at + checked * piece.step]
+            ids = [int(piece.ids[i]) for i in at]
+            wrong = next(i for i in ids if not 0 <= i < self._num_nodes)
+            raise outside(f"{self._edges.where}: edge {done + checked}", wrong, self._num_nodes)
 
     def _fill(
         self,
         first: int,
         rows: NDArray[np.int64],
-        num_ranges: int,
-        offset: int,
+        pieces: Iterator[EdgePiece],
         changes: NDArray[np.int64],
     ) -> NDArray[Any]:
-        """Gather sorted sources of rows, whose lengths become ends, counted from `offset`."""
+        """Gather sorted sources of rows, whose lengths become ends, counted from 0."""
         mirror, merge = self._rules.undirected, self._rules.duplicates == "drop"
         with self._workspace.ledger.reserve(self._stream_bytes, Tier.HOST, "edges"):
             entries = self._workspace.empty(_kernels.start_rows(rows), self._entry, "edges")
-        for piece in self._pieces(f"placing edges, range {num_ranges}"):
+        for piece in pieces:
             _kernels.scatter(piece, first, mirror, self._drop_loops, rows, entries)
         if self._rules.self_loops == "add":
             _kernels.scatter_loops(first, rows, entries)
@@ -218,7 +285,7 @@ class CsrBuilder:
             len(rows),
             grain=_SORT_GRAIN,
         )
-        kept = _kernels.pack_rows(entries, rows, first, merge, offset, changes)
+        kept = _kernels.pack_rows(entries, rows, first, merge, 0, changes)
         return entries[:kept].view(self._index)
 
     def _write_loops(self, writer: DatasetWriter) -> None:

@@ -253,7 +253,7 @@ class Manifest:
         """
         expected: dict[str, tuple[int, ...]] = {}
         for name, kind in self.nodes.items():
-            for array in ("x", "y"):
+            for array in ("x", "y", "id"):
                 expected[f"nodes/{name}/{array}"] = (kind.count,)
         for edge_type, count in self.edges.items():
             for end in (edge_type[0], edge_type[2]):

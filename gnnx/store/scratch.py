@@ -34,8 +34,9 @@ _DIRTY_BYTES = 32 << 20  # written, then synced and dropped, so that a memory cg
 class ScratchRows(DiskFeatures):
     """N rows addressed by id, written in ascending order and read as any `FeatureStore`.
 
-    A context manager. The file lies in the system's folder for temporary files (TMPDIR), has no
-    name, and counts in the DISK tier. A row that was never written may hold anything.
+    A context manager. The file lies in the system's folder for temporary files (TMPDIR), or in
+    /var/tmp where that folder is RAM. It has no name, and counts in the DISK tier, or in HOST where
+    both folders are RAM. A row that was never written may hold anything.
 
     Parameters
     ----------
@@ -51,7 +52,7 @@ class ScratchRows(DiskFeatures):
     Raises
     ------
     BudgetError
-        The DISK budget is too small.
+        The budget of the tier is too small.
     ResourceError
         The folder for temporary files has less free space.
     """
@@ -60,7 +61,7 @@ class ScratchRows(DiskFeatures):
         self, dataset: Dataset, num_rows: int, row_shape: tuple[int, ...], dtype: torch.dtype
     ) -> None:
         num_bytes = num_rows * prod(row_shape) * dtype.itemsize
-        folder = Path(tempfile.gettempdir())
+        folder, tier = _folder()
         free = shutil.disk_usage(folder).free
         if free < num_bytes:
             raise ResourceError(
@@ -69,7 +70,7 @@ class ScratchRows(DiskFeatures):
             )
         name = str(dtype).removeprefix("torch.")
         with contextlib.ExitStack() as held:  # gives all back where one of them is not to be had
-            held.enter_context(dataset.ledger.reserve(num_bytes, Tier.DISK, "scratch"))
+            held.enter_context(dataset.ledger.reserve(num_bytes, tier, "scratch"))
             self._fd, path = tempfile.mkstemp(prefix="gnnx-", dir=folder)
             held.callback(os.close, self._fd)
             try:
@@ -121,3 +122,23 @@ class ScratchRows(DiskFeatures):
                 os.posix_fadvise(self._fd, 0, 0, os.POSIX_FADV_DONTNEED)
                 self._dirty = 0
             begin = end
+
+
+def _folder() -> tuple[Path, Tier]:
+    """Where scratch goes, and the tier whose bytes it takes there."""
+    chosen = Path(tempfile.gettempdir())
+    for folder in (chosen, Path("/var/tmp")):
+        if folder.is_dir() and os.access(folder, os.W_OK) and not _in_ram(folder):
+            return folder, Tier.DISK
+    return chosen, Tier.HOST
+
+
+def _in_ram(folder: Path) -> bool:
+    """Whether a folder's files are memory, as in a tmpfs, which many systems have at /tmp."""
+    device = folder.stat().st_dev
+    number = f"{os.major(device)}:{os.minor(device)}"
+    for line in Path("/proc/self/mountinfo").read_text(encoding="utf-8").splitlines():
+        mount, _, kind = line.partition(" - ")
+        if mount.split()[2] == number:
+            return kind.split()[0] in {"tmpfs", "ramfs"}
+    return False

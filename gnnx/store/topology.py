@@ -110,7 +110,7 @@ class GraphStore:
         Raises
         ------
         DataError
-            A node is outside the N nodes.
+            A node is outside the N nodes, or the row pointers are damaged.
         """
         ascending = self._check(self._indptr, nodes, self.num_nodes, "node")
         start = self._empty(len(nodes), np.dtype(np.int64))
@@ -131,6 +131,12 @@ class GraphStore:
             ).wait(WAIT_S)
             start[:] = pairs[::2]
             np.subtract(pairs[1::2], start, out=degree)
+        if len(nodes) and degree.min() < 0:
+            node = nodes[int(degree.argmin())]
+            raise DataError(
+                f"{self._indptr.path}: row {node} has {degree.min()} edges",
+                "The file is damaged: find where with gnnx verify.",
+            )
         return start, degree
 
     def take(self, positions: NDArray[np.int64]) -> NDArray[Any]:

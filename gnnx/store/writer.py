@@ -58,6 +58,7 @@ class ArrayWriter:
         self._logical, self._shape = dtype, shape
         self._at = HEADER_BYTES
         self._crc, self._crcs = 0, array.array("I")
+        self._entry: ArrayEntry | None = None
         limit = ledger.budget.limit(Tier.HOST)
         share = _LARGEST_WINDOW if limit is None else limit // 64
         self._window = min(_LARGEST_WINDOW, max(_SMALLEST_WINDOW, share))
@@ -128,7 +129,10 @@ class ArrayWriter:
             os.posix_fadvise(self._fd, before, self._window, os.POSIX_FADV_DONTNEED)
 
     def finish(self) -> ArrayEntry:
-        """Complete the file and its checksums on disk.
+        """Complete the file and its checksums on disk; a second call does nothing.
+
+        `DatasetWriter.commit` does it for all arrays; whoever writes many gives back a window
+        by doing it as soon as an array is whole.
 
         Returns
         -------
@@ -140,6 +144,8 @@ class ArrayWriter:
         RunError
             Fewer rows were written than declared.
         """
+        if self._entry is not None:
+            return self._entry
         if self._shape[0] not in {None, self.num_rows}:
             raise RunError(
                 f"{self.path.name}: {self._shape[0]} rows expected, {self.num_rows} found",
@@ -155,6 +161,7 @@ class ArrayWriter:
         os.posix_fadvise(self._fd, 0, 0, os.POSIX_FADV_DONTNEED)
         self.close()
         _write_file(self.path.with_suffix(".crc"), sums)
+        self._entry = entry
         return entry
 
     def close(self) -> None:

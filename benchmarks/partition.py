@@ -1,0 +1,129 @@
+"""How good are parts, how fast are they made, and how much denser are reads in their order?
+
+usage: benchmarks/partition.py DATASET [--parts 8,16,32,64] [--methods random,stream,kaminpar,…]
+       benchmarks/partition.py DATASET --reads    what batches read before and after ordering
+
+The first prints alpha, cut, balance and seconds of each method on the same graph: `kaminpar` as it
+comes, `refined` by gnnx (`gnnx partition --method quality` is the better of `refined` and
+`stream`), `metis` where pymetis is installed. The second makes an epoch of batches under a memory
+budget on the dataset, on its order by readers, and on its parts.
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import gnnx
+from gnnx.memory import Tier
+from gnnx.partition import Problem, StreamSearch, measure, partition, random_parts
+from gnnx.partition.multilevel import Symmetric, multilevel_parts
+
+
+def assign(problem: Problem, method: str, folder: Path) -> Any:
+    """Part of each node, by one method."""
+    part = np.zeros(problem.graph.num_nodes, np.int32)
+    if method == "random":
+        random_parts(part, problem.num_parts, seed=1)
+    elif method == "stream":
+        StreamSearch(problem).place(part)
+    elif method == "metis":
+        part[:] = metis(problem, folder)
+    else:
+        multilevel_parts(problem, part, folder=folder, seed=0, time_limit_s=3600.0)
+        if method == "refined":
+            StreamSearch(problem).refine(part)
+    return part
+
+
+def metis(problem: Problem, folder: Path) -> Any:
+    """Parts by METIS with the objective of communication volume, where pymetis is installed."""
+    import pymetis
+
+    with tempfile.NamedTemporaryFile(dir=folder) as file:
+        Symmetric(problem).write(Path(file.name))
+        data = np.fromfile(file.name, np.uint32)
+    num_nodes = problem.graph.num_nodes
+    starts = data[6 : 6 + 2 * (num_nodes + 1)].view(np.int64)
+    ids = data[6 + 2 * (num_nodes + 1) :].view(np.int32)
+    options = pymetis.Options()
+    options._set(1, 1)  # noqa: SLF001 - objtype is vol; pymetis has no name for it
+    rows = pymetis.CSRAdjacency((starts - starts[0]) // 4, ids)
+    _, part = pymetis.part_graph(
+        problem.num_parts, adjacency=rows, recursive=False, options=options
+    )
+    return part
+
+
+def compare(path: Path, all_parts: list[int], methods: list[str], weights: list[str]) -> None:
+    """Print what the parts of each method cost."""
+    with gnnx.open(path) as dataset:
+        dataset.graph.pin((dataset.ledger.free_bytes(Tier.HOST) or 0) // 2)
+        for num_parts in all_parts:
+            problem = Problem(dataset.graph, num_parts, weights, train=dataset.split("train"))
+            by_chance = None
+            for method in methods:
+                begin = time.perf_counter()
+                part = assign(problem, method, path.parent)
+                seconds = time.perf_counter() - begin
+                quality = measure(problem, part)
+                by_chance = quality.alpha if method == "random" else by_chance
+                balance = ", ".join(f"{k} {v:.2f}" for k, v in quality.balance.items())
+                print(
+                    f"P {num_parts:3} {method:8} alpha {quality.alpha:6.3f}"
+                    f" ({quality.alpha / (by_chance or np.nan):.3f} of chance)"
+                    f"  cut {100 * quality.cut_share:4.1f} %  {balance}  {seconds:5.1f} s",
+                    flush=True,
+                )
+
+
+def reads(path: Path, memory: str, fanouts: list[int], num_parts: int) -> None:
+    """Print what an epoch reads from the disk in the dataset's order, by readers, and by parts."""
+    with tempfile.TemporaryDirectory(dir=path.parent) as folder:
+        orders = {"as it is": path}
+        for name, parts in (("by readers", 1), (f"{num_parts} parts", num_parts)):
+            out = Path(folder) / name.replace(" ", "-")
+            partition(path, out, num_parts=parts, method="stream")
+            orders[name] = out
+        for name, each in orders.items():
+            with gnnx.open(each, memory=memory) as dataset:
+                loader = gnnx.Loader(dataset, fanouts, 1024)
+                for _ in loader:
+                    pass
+                stats = loader.stats
+                row_bytes = dataset.features.row_bytes
+                asked = stats.rows_from_disk * row_bytes
+                print(
+                    f"{name:12} {stats.rows_requested:,} rows asked, {stats.rows_from_disk:,} from"
+                    f" disk ({asked >> 20} MiB), read {stats.disk_read_bytes >> 20} MiB:"
+                    f" {stats.disk_read_bytes / max(1, asked):.2f} bytes a byte wanted",
+                    flush=True,
+                )
+
+
+def main() -> None:
+    """Measure one of the two."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("dataset", type=Path)
+    parser.add_argument("--parts", default="8,16,32,64")
+    parser.add_argument("--methods", default="random,stream,kaminpar,refined")
+    parser.add_argument("--balance", default="nodes")
+    parser.add_argument("--reads", action="store_true")
+    parser.add_argument("--memory", default="128MiB")
+    parser.add_argument("--fanouts", default="15,10,5")
+    args = parser.parse_args()
+    all_parts = [int(parts) for parts in args.parts.split(",")]
+    if args.reads:
+        fanouts = [int(fanout) for fanout in args.fanouts.split(",")]
+        reads(args.dataset, args.memory, fanouts, all_parts[-1])
+    else:
+        compare(args.dataset, all_parts, args.methods.split(","), args.balance.split(","))
+
+
+if __name__ == "__main__":
+    main()

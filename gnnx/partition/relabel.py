@@ -1,0 +1,267 @@
+"""A dataset with its nodes in another order: parts as ranges of ids, with their halos.
+
+Letters: N nodes, E edges, P parts, H nodes of a halo.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+
+import numpy as np
+import torch
+
+from gnnx import threads
+from gnnx.errors import UsageError
+from gnnx.memory import Tier
+from gnnx.partition import _kernels
+from gnnx.partition.problem import pieces_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from numpy.typing import NDArray
+
+    from gnnx.store import ArrayWriter, Dataset, DatasetWriter, DiskFeatures
+    from gnnx.threads import Progress
+
+Order: TypeAlias = Literal["readers", "id"]
+"""Of the nodes of a part: those that most rows read first, or as they were."""
+
+_SPLITS = ("train", "val", "test")
+_EDGE_BYTES, _ROW_BYTES = 48, 64  # of a piece of the graph: positions, sorted and not, and sources
+_LEAST, _MOST = 1 << 6, 1 << 26  # rows or edges of a piece
+_IDS = 1 << 12  # that are listed at a time
+_GRAIN = 1 << 12  # rows
+_DIGIT = 11
+
+
+class Relabeller:
+    """Writes a dataset again with its nodes in order of part and, in a part, of readers.
+
+    Each array is gathered in pieces as large as HOST allows, whose reads the engine sorts: with
+    half of a file in a piece, the file is read twice, from its begin to its end.
+
+    Parameters
+    ----------
+    dataset
+        One node type and one edge type.
+    part
+        (N,) int32. The part of each node.
+    num_nodes
+        (P,) The nodes of each part.
+    order
+        Of the nodes of a part.
+    progress
+        Called with (stage, done, total).
+
+    Attributes
+    ----------
+    cut : int
+        Edges between two parts, after `write`.
+    halo : list of int
+        Nodes of other parts that each part reads, after `write`.
+
+    Raises
+    ------
+    UsageError
+        The dataset has an array whose place in a new order is not known.
+    """
+
+    def __init__(
+        self,
+        dataset: Dataset,
+        part: NDArray[np.int32],
+        num_nodes: list[int],
+        order: Order,
+        progress: Progress | None = None,
+    ) -> None:
+        self._dataset, self._graph = dataset, dataset.graph
+        self._progress = progress
+        self._offsets = np.cumsum([0, *num_nodes])
+        self._node_type, self._edge_type = dataset.node_types[0], dataset.edge_types[0]
+        self._nodes = f"nodes/{self._node_type}"
+        self._edges = "edges/" + "-".join(self._edge_type)
+        self._check_arrays()
+        self.cut, self.halo = 0, [0] * len(num_nodes)
+        self._order, self._rank = self._sorted(part, order)
+        self._bits = self._empty(-(-dataset.num_nodes // 8), np.uint8)
+        self._bits[:] = 0
+
+    def write(self, writer: DatasetWriter) -> None:
+        """Write all arrays; those of the order are `id`, `parts`, `halo` and `halo_offsets`.
+
+        Parameters
+        ----------
+        writer
+            Of the new dataset.
+
+        Raises
+        ------
+        BudgetError
+            The largest row of the graph does not fit the memory.
+        ResourceError
+            The disk is full.
+        """
+        num_nodes = self._dataset.num_nodes
+        writer.nodes(self._node_type, num_nodes, num_classes=self._dataset.num_classes)
+        writer.edges(self._edge_type, self._dataset.num_edges)
+        names = self._dataset.manifest.arrays
+        for name in ("x", "y", "id"):
+            if f"{self._nodes}/{name}" in names:
+                self._write_rows(writer, name)
+        if f"{self._nodes}/id" not in names:
+            original = writer.array(f"{self._nodes}/id", (num_nodes,), "int64")
+            for begin, end in self._pieces(num_nodes, 8):
+                original.append(self._old_ids(begin, end))
+            original.finish()
+        self._write_offsets(writer, f"{self._nodes}/parts", self._offsets)
+        for name in (*(f"{self._nodes}/{split}" for split in _SPLITS), f"{self._edges}/loops"):
+            if name in names:
+                for ids in pieces_of(self._dataset.array(name)):
+                    _kernels.set_new_bits(ids, self._rank, self._bits)
+                ids_out = writer.array(name, names[name].shape, "int64")
+                self._append_marked(ids_out, np.int64)
+                ids_out.finish()
+        self._write_graph(writer)
+
+    def _check_arrays(self) -> None:
+        known = {f"{self._nodes}/{name}" for name in ("x", "y", "id", "parts", *_SPLITS)}
+        graph = ("indptr", "indices", "loops", "halo", "halo_offsets")
+        known |= {f"{self._edges}/{name}" for name in graph}
+        for name in self._dataset.manifest.arrays:
+            if name not in known:
+                raise UsageError(
+                    f"{self._dataset.path / name}.npy: not known how its rows follow the nodes",
+                    "Partition the dataset before such arrays are added.",
+                )
+
+    def _empty(self, size: int, dtype: Any) -> NDArray[Any]:
+        return self._dataset.ledger.empty(size, dtype, Tier.HOST, "partition")
+
+    def _old_ids(self, begin: int, end: int) -> NDArray[np.int64]:
+        """Ids before of the nodes [begin, end)."""
+        ids = self._empty(end - begin, np.int64)
+        np.copyto(ids, self._order[begin:end])
+        return ids
+
+    def _tell(self, stage: str, done: int, total: int) -> None:
+        if self._progress:
+            self._progress(stage, done, total)
+
+    def _rows_of(self, row_bytes: int) -> int:
+        """Rows of so many bytes that fit a half of what HOST has left."""
+        free = self._dataset.ledger.free_bytes(Tier.HOST)
+        rows = _MOST if free is None else free // (2 * row_bytes)
+        return max(_LEAST, min(_MOST, rows))
+
+    def _pieces(self, num_rows: int, row_bytes: int) -> Iterator[tuple[int, int]]:
+        size = self._rows_of(row_bytes)
+        for begin in range(0, num_rows, size):
+            yield begin, min(begin + size, num_rows)
+
+    def _sorted(self, part: NDArray[np.int32], order: Order) -> tuple[NDArray[Any], NDArray[Any]]:
+        """Old ids in their new order, and the new id of each old one."""
+        num_nodes = self._dataset.num_nodes
+        index = np.dtype(np.int32 if num_nodes <= 2**31 else np.int64)
+        source, target = self._empty(num_nodes, index), self._empty(num_nodes, index)
+        _kernels.count_up(source)
+        if order == "readers":
+            readers = self._empty(num_nodes, np.uint32)
+            readers[:] = 0
+            for rows in self._graph.iter_rows():
+                _kernels.count_sources(rows.indices, readers)
+                self._tell("counting readers", rows.first + len(rows.indptr) - 1, num_nodes)
+            for shift in range(0, int(readers.max(initial=0)).bit_length(), _DIGIT):
+                _kernels.sort_by_digit(readers, shift, True, source, target)
+                source, target = target, source
+        for shift in range(0, len(self.halo).bit_length(), _DIGIT):
+            _kernels.sort_by_digit(part, shift, False, source, target)
+            source, target = target, source
+        _kernels.invert(source, target)
+        return source, target
+
+    def _write_rows(self, writer: DatasetWriter, name: str) -> None:
+        """Gather the rows of an array of the nodes."""
+        rows: DiskFeatures = self._dataset.array(f"{self._nodes}/{name}")
+        out = writer.array(f"{self._nodes}/{name}", rows.entry.shape, rows.entry.dtype)
+        for begin, end in self._pieces(rows.num_rows, rows.row_bytes + 32):
+            found = rows.read(self._old_ids(begin, end))
+            if found.dtype == torch.bfloat16:
+                found = found.view(torch.uint16)
+            out.append(found.numpy())
+            self._tell(f"moving {name}", end, rows.num_rows)
+            del found
+        out.finish()
+
+    def _write_graph(self, writer: DatasetWriter) -> None:
+        """Gather the rows of the graph, part by part, with the halos of the parts."""
+        graph, num_edges = self._graph, self._graph.num_edges
+        index = graph.index_dtype
+        indptr = writer.array(f"{self._edges}/indptr", (graph.num_nodes + 1,), "int64")
+        indices = writer.array(f"{self._edges}/indices", (num_edges,), index.name)
+        halo = writer.array(f"{self._edges}/halo", (None,), index.name)
+        indptr.append(np.zeros(1, np.int64))
+        done = 0
+        for p in range(len(self.halo)):
+            begin, end = int(self._offsets[p]), int(self._offsets[p + 1])
+            for ends, sources in self._rows(begin, end):
+                self.cut += int(_kernels.mark_outside(sources, begin, end, self._bits))
+                indptr.append(np.add(ends, done, out=ends))
+                indices.append(sources)
+                done += len(sources)
+                self._tell("moving edges", done, num_edges)
+                del ends, sources
+            self.halo[p] = self._append_marked(halo, index)
+        for each in (indptr, indices, halo):
+            each.finish()
+        self._write_offsets(writer, f"{self._edges}/halo_offsets", np.cumsum([0, *self.halo]))
+
+    @staticmethod
+    def _write_offsets(writer: DatasetWriter, name: str, offsets: NDArray[np.int64]) -> None:
+        out = writer.array(name, offsets.shape, "int64")
+        out.append(offsets)
+        out.finish()
+
+    def _rows(self, begin: int, end: int) -> Iterator[tuple[NDArray[np.int64], NDArray[Any]]]:
+        """Gather new rows [begin, end): their ends, from 0 in each piece, and sorted sources."""
+        while begin < end:
+            stop = min(end, begin + self._rows_of(_ROW_BYTES))
+            start, degree = self._graph.rows(self._old_ids(begin, stop))
+            ends = self._empty(stop - begin, np.int64)
+            np.cumsum(degree, out=ends)
+            row = 0
+            while row < len(ends):
+                before = int(ends[row - 1]) if row else 0
+                limit = before + self._rows_of(_EDGE_BYTES)
+                last = max(row + 1, int(np.searchsorted(ends, limit, side="right")))
+                positions = self._empty(int(ends[last - 1]) - before, np.int64)
+                _kernels.positions_of(start[row:last], degree[row:last], positions)
+                sources = self._graph.take(positions)
+                del positions
+                _kernels.rename(sources, self._rank)
+                here = self._empty(last - row, np.int64)
+                np.subtract(ends[row:last], before, out=here)
+                self._sort(here, sources)
+                yield here, sources
+                del here, sources
+                row = last
+            begin = stop
+
+    @staticmethod
+    def _sort(ends: NDArray[np.int64], sources: NDArray[Any]) -> None:
+        threads.run(
+            lambda first, last: _kernels.sort_rows(ends, sources, first, last),
+            len(ends),
+            grain=_GRAIN,
+        )
+
+    def _append_marked(self, out: ArrayWriter, dtype: Any) -> int:
+        """Append the nodes whose bits are set, ascending, and clear the bits."""
+        num_nodes = self._dataset.num_nodes
+        ids = self._empty(_IDS, dtype)
+        node = total = 0
+        while node < num_nodes:
+            count, node = _kernels.take_bits(self._bits, node, num_nodes, ids)
+            out.append(ids[:count])
+            total += count
+        return total
