@@ -30,7 +30,7 @@ from torch import Tensor  # noqa: E402
 
 import oracles  # noqa: E402
 from gnnx import ops  # noqa: E402
-from gnnx.ops import _cuda  # noqa: E402, PLC2701 - gathers and softmax have no operator yet
+from gnnx.ops import _cuda  # noqa: E402, PLC2701 - the gather of two tiers has no operator yet
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -107,14 +107,25 @@ def check_edges_and_gathers() -> None:
         got = ops.sddmm(*on_device, a.to(DEVICE), b.to(DEVICE))
         if not relative_error(got, (a.double()[rows] * b.double()[indices]).sum(1)) <= tolerance:
             fail(f"sddmm, width {width}, {dtype}")
+        got = ops.sddmm(*on_device, a.to(DEVICE), b.to(DEVICE), op="add")
+        if not relative_error(got, a.double()[rows] + b.double()[indices]) <= tolerance:
+            fail(f"sddmm add, width {width}, {dtype}")
     for heads, (dtype, tolerance) in itertools.product((1, 3, 8), TOLERANCES.items()):
-        scores, grad = (torch.randn(900, heads).to(dtype) for _ in range(2))
-        p = _cuda.edge_softmax(on_device[0], scores.to(DEVICE)).cpu()
-        d = _cuda.edge_softmax_grad(on_device[0], p.to(DEVICE), grad.to(DEVICE))
-        wanted = oracles.edge_softmax(indptr, scores.double().numpy())
-        gradient = oracles.edge_softmax_gradient(indptr, p.double().numpy(), grad.double().numpy())
-        if not max(relative_error(p, wanted), relative_error(d, gradient)) <= tolerance:
-            fail(f"edge_softmax, {heads} heads, {dtype}")
+        logits, grad = (torch.randn(900, heads).to(dtype) for _ in range(2))
+        logits_d = logits.to(DEVICE, copy=True).requires_grad_()
+        p = ops.edge_softmax(on_device[0], logits_d)
+        p.backward(grad.to(DEVICE))
+        wanted = oracles.edge_softmax(indptr, logits.double().numpy())
+        p = p.detach().cpu().double().numpy()
+        gradient = oracles.edge_softmax_gradient(indptr, p, grad.double().numpy())
+        errors = (
+            relative_error(torch.from_numpy(p), wanted),
+            relative_error(logits_d.grad, gradient),
+        )
+        if not max(errors) <= tolerance:
+            fail(f"edge_softmax, {heads} heads, {dtype}: {errors}")
+    for (heads, width), dtype in itertools.product(((1, 7), (8, 32), (2, 264)), TOLERANCES):
+        check_attention(indptr, indices, heads, width, dtype)
     table = torch.randn(1000, 33)
     slot = torch.full((1000,), -1, dtype=torch.int32)
     slot[::3] = torch.arange(334, dtype=torch.int32)
@@ -122,6 +133,27 @@ def check_edges_and_gathers() -> None:
     tiers = table[::3].contiguous().to(DEVICE), pinned(table)
     if not torch.equal(_cuda.gather(ids.to(DEVICE), slot.to(DEVICE), *tiers).cpu(), table[ids]):
         fail("gather of two tiers")
+
+
+def check_attention(indptr: Any, indices: Any, heads: int, width: int, dtype: Any) -> None:
+    """Forward against loops, gradients against the CPU in float64."""
+    shapes = (20, heads, width), (8, heads), (20, heads)
+    inputs = [torch.randn(shape).to(dtype) for shape in shapes]
+    grad = torch.randn(8, heads, width).to(dtype)
+    csr = torch.from_numpy(indptr), torch.from_numpy(indices)
+    sides = [(DEVICE, dtype), (torch.device("cpu"), torch.float64)]
+    outs, grads = [], []
+    for device, side_dtype in sides:
+        args = [t.to(device, side_dtype, copy=True).requires_grad_() for t in inputs]
+        out = ops.attention(*(part.to(device) for part in csr), *args)
+        out.backward(grad.to(device, side_dtype))
+        outs.append(out)
+        grads.append([t.grad for t in args])
+    arrays = [t.double().numpy() for t in inputs]
+    errors = [relative_error(outs[0], oracles.attention(indptr, indices, *arrays, 0.2))]
+    errors += [relative_error(got, wanted) for got, wanted in zip(*grads, strict=True)]
+    if not max(errors) <= 4 * TOLERANCES[dtype]:
+        fail(f"attention, {heads} heads of {width}, {dtype}: {errors}")
 
 
 def check_against_cpu(csr: Csr) -> None:
@@ -259,11 +291,40 @@ def bench_edges(csr: Csr, copy: float) -> dict[str, Any]:
         raised = (scores - top[rows]).exp()
         return raised / scores.new_zeros(num_rows, heads).index_add(0, rows, raised)[rows]
 
-    calls = {"gnnx": lambda: _cuda.edge_softmax(csr.indptr, scores), "torch": in_torch}
+    calls = {"gnnx": lambda: ops.edge_softmax(csr.indptr, scores), "torch": in_torch}
     size = 8.0 * num_rows + 12 * m * heads
     results["softmax"] = report(
         f"edge softmax, {heads} heads", interleaved(calls), size, size, copy
     )
+    return results
+
+
+def bench_attention(csr: Csr, copy: float) -> dict[str, Any]:
+    """8 heads of 32, forward alone and with its gradients."""
+    results, num_rows, m, heads, width = {}, len(csr.indptr) - 1, csr.num_edges, 8, 32
+    sources, whole = len(torch.unique(csr.indices)), heads * width
+    x = torch.randn(num_rows, heads, width, device=DEVICE).requires_grad_()
+    a_dst, a_src = (torch.randn(num_rows, heads, device=DEVICE).requires_grad_() for _ in range(2))
+    grad = torch.randn(num_rows, heads, width, device=DEVICE)
+    args = csr.indptr, csr.indices, x, a_dst, a_src
+
+    def forward() -> None:
+        with torch.no_grad():
+            ops.attention(*args)
+
+    def step() -> None:
+        out = ops.attention(*args, transpose=csr.transpose)
+        torch.autograd.grad(out, (x, a_dst, a_src), grad)
+
+    fixed = 8 * num_rows + 4 * m + 4 * heads * (num_rows + m) + 4 * num_rows * whole
+    bytes_ = fixed + 4 * sources * whole, fixed + 4 * m * whole
+    title = f"attention, {heads} x {width}"
+    results["forward"] = report(title, interleaved({"gnnx": forward}), *bytes_, copy)
+    back = 8 * num_rows + m * (4 + 12 * heads) + 4 * whole * (2 * sources + 5 * num_rows)
+    least, most = (size + back for size in bytes_)
+    most += 4 * m * whole
+    times = interleaved({"gnnx": step})
+    results["forward, backward"] = report(f"{title}, and back", times, least, most, copy)
     return results
 
 
@@ -352,6 +413,7 @@ def main() -> None:
         "spmm": bench_spmm(csr, copy),
         "types": bench_types(csr, copy),
         "edges": bench_edges(csr, copy),
+        "attention": bench_attention(csr, copy),
         "gather": bench_gather(copy),
         "seconds": time.perf_counter() - begin,
     }

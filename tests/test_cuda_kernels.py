@@ -4,6 +4,7 @@ The emulator stands in for the launch alone: grids, bins, types and arguments ar
 """
 
 import os
+import warnings
 
 import numpy as np
 import pytest
@@ -24,6 +25,13 @@ TYPES = {
     torch.float16: 1e-3,
     torch.bfloat16: 8e-3,
 }
+# Every type of values and of indices; not all of their products, each of which is compiled anew.
+PAIRS = [
+    (torch.float32, torch.int64),
+    (torch.float64, torch.int32),
+    (torch.float16, torch.int32),
+    (torch.bfloat16, torch.int64),
+]
 # The fixture only swaps the launch: nothing of it depends on the example.
 drawn = settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
@@ -40,11 +48,12 @@ def device(request, monkeypatch, pytestconfig):
         sanitize=bool(os.environ.get("EMULATOR_SANITIZE")),
     )
     monkeypatch.setattr(_cuda, "_launch", emulator.launch)
-    for op in vars(_operators).values():
-        kernels = getattr(op, "_backend_fns", {})
-        if "cuda" in kernels:
-            monkeypatch.setitem(kernels, "cpu", kernels["cuda"])
-    yield torch.device("cpu")
+    with torch.library._scoped_library("gnnx", "IMPL") as library:
+        with warnings.catch_warnings(action="ignore"):  # torch's, that this overrides the CPU's own
+            for name in _operators._SCHEMAS:
+                if hasattr(_cuda, name):
+                    library.impl(name, getattr(_cuda, name), "CPU", allow_override=True)
+        yield torch.device("cpu")
     assert emulator.launched, "no kernel was launched: the test has shown nothing"
 
 
@@ -96,8 +105,7 @@ def test_spmm_widths(width, reduce, device):
 
 
 @pytest.mark.parametrize("reduce", ["mean", "max"])
-@pytest.mark.parametrize("dtype", TYPES)
-@pytest.mark.parametrize("index_dtype", [torch.int32, torch.int64])
+@pytest.mark.parametrize(("dtype", "index_dtype"), PAIRS)
 def test_spmm_types(dtype, index_dtype, reduce, device):
     csr = graph(1, 30, 20, 200, index_dtype)
     check_spmm(csr, torch.randn(20, 24).to(dtype), torch.rand(200).to(dtype), reduce, device)
@@ -214,10 +222,11 @@ def test_edges_are_sorted_by_source_once_a_graph(device, monkeypatch):
     assert len(sorts) == 1
 
 
-@pytest.mark.parametrize("dtype", TYPES)
-@pytest.mark.parametrize("width", [1, 7, 32, 100, 264])
+@pytest.mark.parametrize(
+    ("dtype", "width"), [(torch.float32, w) for w in (1, 7, 32, 264)] + [(t, 104) for t in TYPES]
+)
 def test_sddmm(width, dtype, device):
-    for csr in (graph(2, 12, 9, 80, torch.int64), hubs()):
+    for csr in (graph(2, 12, 9, 80), hubs()):
         indptr, indices = csr
         a, b = (torch.randn(n, width).to(dtype) for n in (len(indptr) - 1, 9))
         on_device = [part.to(device) for part in (indptr, indices, a, b)]
@@ -230,7 +239,7 @@ def test_sddmm(width, dtype, device):
 
 @pytest.mark.parametrize("width", [1, 7, 32, 100])
 def test_sums_on_edges(width, device):
-    for csr in (graph(2, 12, 9, 80, torch.int64), hubs()):
+    for csr in (graph(2, 12, 9, 80), hubs()):
         indptr, indices = csr
         a, b = (torch.randn(n, width) for n in (len(indptr) - 1, 9))
         a_d, b_d = (t.to(device, copy=True).requires_grad_() for t in (a, b))
@@ -312,8 +321,7 @@ def test_attention_shapes(heads, width, device):
     check_attention(graph(4, 15, 12, 90), heads, width, torch.float32, device)
 
 
-@pytest.mark.parametrize("dtype", TYPES)
-@pytest.mark.parametrize("index_dtype", [torch.int32, torch.int64])
+@pytest.mark.parametrize(("dtype", "index_dtype"), PAIRS)
 def test_attention_types(dtype, index_dtype, device):
     check_attention(graph(4, 15, 12, 90, index_dtype), 3, 16, dtype, device)
 

@@ -50,18 +50,19 @@ class Emulator:
 
     def _library(self, unit):
         if unit not in self._libraries:
-            runtime = self._built("emulator", HERE / "emulator.cpp", [])
+            runtime = self._built("emulator", HERE / "emulator.cpp", [], HERE.glob("emulator.*"))
             defines = [f"-D{define}" for define in unit.defines]
             flags = ["-DGNNX_EMULATOR", f"-I{HERE}", f"-I{self.sources}", *defines]
             source = self.sources / f"{unit.name}.cu"
-            library = self._built(str(unit), source, [*flags, str(runtime)])
+            content = [*self.sources.iterdir(), *HERE.glob("emulator.*")]
+            library = self._built(str(unit), source, [*flags, str(runtime)], content)
             self._libraries[unit] = ctypes.CDLL(str(library))  # units share names of kernels
         return self._libraries[unit]
 
-    def _built(self, name, source, flags):
-        """Find what was compiled from files of the same content, or compile it."""
+    def _built(self, name, source, flags, content):
+        """Find what was compiled when the files of `content` were the same, or compile it."""
         digest = hashlib.sha256(repr((name, self.flags)).encode())
-        for path in sorted([*self.sources.iterdir(), *HERE.glob("emulator.*")]):
+        for path in sorted(content):
             digest.update(path.read_bytes())
         out = self.cache / f"{source.stem}-{digest.hexdigest()[:24]}.so"
         if not out.exists():
