@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
 _BATCH = 1 << 16  # rows that come out of DuckDB at a time
 _SMALLEST_BYTES = 32 << 20  # below which DuckDB does not start
+_THREAD_BYTES = 64 << 20
 _TEXT = {".csv", ".tsv", ".txt", ".edgelist", ".content", ".cites"}
 _PARQUET = {".parquet", ".pq"}
 _PACKED = {".gz", ".zst"}
@@ -94,7 +95,8 @@ class Tables:
             config={
                 "memory_limit": f"{share >> 20}MiB",
                 "temp_directory": self._spill,
-                "threads": threads.num_threads(),
+                # each thread pins blocks of its own while it joins
+                "threads": max(1, min(threads.num_threads(), share // _THREAD_BYTES)),
                 "autoinstall_known_extensions": False,
                 "autoload_known_extensions": False,
             },
