@@ -101,6 +101,7 @@ class Tables:
                 "autoload_known_extensions": False,
             },
         )
+        self.run("SET enable_progress_bar = false")  # it would go to stdout
 
     def __enter__(self) -> Self:
         return self
