@@ -13,7 +13,6 @@ import contextlib
 import dataclasses
 import functools
 import logging
-import math
 import time
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
@@ -21,15 +20,7 @@ import numpy as np
 import torch
 
 from gnnx import threads
-from gnnx.cache import (
-    FeatureCache,
-    HostNeeds,
-    access_bytes,
-    every,
-    expected_access,
-    hottest,
-    plan,
-)
+from gnnx.cache import Demands, Lookahead, Strategy, WindowCounts, arrange
 from gnnx.errors import BudgetError, GnnxError, RunError, UsageError
 from gnnx.graph import MiniBatch
 from gnnx.memory import Tier
@@ -43,16 +34,21 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from gnnx.cache import FeatureCache
+    from gnnx.cache.strategy import Kind
     from gnnx.graph import Block
     from gnnx.memory import Ledger
     from gnnx.store import Dataset, DiskFeatures
 
 Split = Literal["train", "val", "test"]
 _SPLITS = ("train", "val", "test")
-# HOST bytes of a batch in preparation: of a row, the sampler's table, then the list and order of
-# those to be read (30 measured, where all are read); beside them the sampler's pieces of edges
-_ROW_BYTES = 32
-_PIECE_EDGES, _EDGE_BYTES = 1 << 16, 28
+_KINDS: dict[str | None, tuple[Kind, ...]] = {
+    "auto": ("rows", "windows", "packs"),
+    "windows": ("windows",),
+    "packs": ("packs",),
+    None: ("rows",),
+}
+_ONE_BY_ONE = Strategy("rows", 0, 1, 0, 0, 0.0)
 _log = logging.getLogger("gnnx")
 
 
@@ -63,18 +59,27 @@ class EpochStats:
     sample_s: float
     """Seconds of sampling, summed over the batches; those side by side count each."""
     fetch_s: float
-    """Seconds of copying rows that are kept, summed over the batches, and seconds in which the
-    disk was reading, for whatever stage."""
+    """Seconds of bringing rows to the batches, waits for windows included, summed over the batches,
+    and seconds in which the disk was reading, for whatever stage."""
     wait_s: float
     """Seconds in which the consumer waited for a batch."""
     rows_requested: int
     """Feature rows of all batches."""
     rows_hit: int
-    """Those of them that were kept in HOST memory."""
+    """Those of them that HOST memory had: rows that stay, and rows that a window in memory had read
+    for another batch."""
+    rows_from_packs: int
+    """Those of them that were read back from packs."""
     rows_from_disk: int
-    """Those of them that were not."""
+    """Rows read from the file of features; a window reads a row once for all of its batches."""
+    feature_read_bytes: int
+    """Bytes of the reads of them: whole blocks, and gaps where reading on was cheaper."""
     disk_read_bytes: int
-    """Bytes read from the disk, in whole blocks: features, topology, labels."""
+    """Bytes read from the disk, in whole blocks: features, packs, topology, labels."""
+    disk_written_bytes: int
+    """Bytes of rows written to packs."""
+    windows: int
+    """Windows that rows were read for."""
     fill_bytes: int
     """Bytes of rows read before the epoch to fill the cache; not in `disk_read_bytes`."""
     steps: int
@@ -88,8 +93,9 @@ class Loader:
     (seed, epoch, step). An epoch that is left early is the same when it is begun again.
 
     HOST memory is shared out (`plan`) when the first epoch begins: what the batches leave keeps
-    the topology, then the feature rows that are expected to be wanted most. Where HOST does not
-    hold the ranking, about 8 bytes a node, it would not hold rows worth ranking, and none are kept.
+    the topology, then the feature rows that are expected to be wanted most. The rows of the others
+    are read a batch at a time, or for a window of batches to come, whatever costs the disk least
+    (`gnnx.cache.choose`).
 
     Parameters
     ----------
@@ -114,7 +120,10 @@ class Loader:
     edge_ids
         Blocks carry `Block.e_id`.
     cache
-        ``"expected"``, or None to read every row from the disk.
+        ``"expected"``, or None to read every row from the disk, a batch at a time.
+    lookahead
+        How rows that do not stay are read: ``"auto"``, ``"windows"`` (in memory), ``"packs"`` (on
+        disk), where the budget holds them; None is a batch at a time.
     prefetch
         Batches prepared beside the current one, at most; fewer where a budget is short.
     device
@@ -151,6 +160,7 @@ class Loader:
         edge_index: bool = False,
         edge_ids: bool = False,
         cache: Literal["expected"] | None = "expected",
+        lookahead: Literal["auto", "windows", "packs"] | None = "auto",
         prefetch: int = 2,
         device: torch.device | str = "cpu",
         timeout_s: float = 300.0,
@@ -161,9 +171,12 @@ class Loader:
             raise UsageError(f"{prefetch} batches prefetched", "Give 0 or more.")
         if cache not in {"expected", None}:
             raise UsageError(f"cache {cache!r} is unknown", 'Give "expected" or None.')
+        if lookahead not in _KINDS:
+            raise UsageError(f"lookahead {lookahead!r} is unknown", f"Give one of {tuple(_KINDS)}.")
         self.dataset, self.fanouts, self.batch_size = dataset, tuple(fanouts), batch_size
         self.seed, self.shuffle, self.drop_last = seed, shuffle, drop_last
-        self.cache, self.prefetch, self.timeout_s = cache, prefetch, timeout_s
+        self.cache, self.lookahead = cache, lookahead
+        self.prefetch, self.timeout_s = prefetch, timeout_s
         self.device = torch.device(device)
         self.epoch = 0
         self.stats: EpochStats | None = None
@@ -179,6 +192,7 @@ class Loader:
         )
         self._sampler = self._new_sampler()
         self._features: FeatureCache | None = None
+        self._strategy = _ONE_BY_ONE
         self._filled = 0  # bytes read to fill the cache, of those that a report has shown
         self._ahead = prefetch  # batches beside the current one, as the budgets allow
         self._crowded = False  # whether HOST holds a batch only without the cache
@@ -217,79 +231,92 @@ class Loader:
 
     def _arrange(self) -> FeatureCache:
         """Share out HOST memory, and keep in it what the plan says."""
-        graph, ledger = self.dataset.graph, self._ledger
-        # the first read takes the readers' buffers and this the bitmap of loops, for good
-        self._source.read(np.arange(min(1, self._source.num_rows)))
-        if self._degrees:
-            graph.has_loop(np.empty(0, np.int64))
-        free, needs = ledger.free_bytes(Tier.HOST), self._needs(self._most_rows())
-        shared, ids = plan(free, needs), np.empty(0, np.int64)
-        if shared == plan(None, needs):
-            ids = every(needs.num_rows, ledger)
-        elif free is not None and access_bytes(graph.num_nodes) <= free:
-            scores = expected_access(graph, self._seeds.source, self.fanouts, self.batch_size)
-            # what a batch is expected to have, and some: far less than the most it can have
-            shared = plan(free, self._needs(1.1 * float(scores.sum())))
-            room = (free - scores.nbytes) // ids.itemsize - 64
-            count = min(shared.num_kept, int(np.count_nonzero(scores)), room)
-            ids = hottest(scores, count, ledger)
-            del scores
-        if shared.seeds:
-            self._seeds.keep(ledger)
-        graph.pin(shared.topology)
-        return FeatureCache(self._source, ids, ledger)
-
-    def _most_rows(self) -> float:
-        """Bound the sources of a batch."""
-        return self.batch_size * math.prod(1 + f if f >= 0 else math.inf for f in self.fanouts)
-
-    def _needs(self, batch_rows: float) -> HostNeeds:
-        num_rows = self._source.num_rows
-        rows = math.ceil(min(batch_rows, num_rows))
-        edges = _PIECE_EDGES if -1 in self.fanouts else rows * max(self.fanouts)
-        return HostNeeds(
-            batch=_ROW_BYTES * rows + _EDGE_BYTES * min(edges, _PIECE_EDGES),
-            num_batches=max(1, self.prefetch),
-            seeds=self._seeds.num_bytes,
-            topology=self.dataset.graph.unpinned,
-            num_rows=0 if self.cache is None else num_rows,
-            row_bytes=self._source.row_bytes,
+        if self._degrees:  # the bitmap of loops is taken for good
+            self.dataset.graph.has_loop(np.empty(0, np.int64))
+        demands = Demands(
+            seeds=self._seeds.source,
+            seeds_bytes=self._seeds.num_bytes,
+            fanouts=self.fanouts,
+            batch_size=self.batch_size,
+            num_steps=len(self),
+            num_batches=max(1, self.prefetch) + (self.lookahead is not None),
+            keep_rows=self.cache is not None,
+            kinds=_KINDS[self.lookahead],
         )
+        arranged = arrange(self.dataset, demands)
+        if arranged.keep_seeds:
+            self._seeds.keep(self._ledger)
+        self._strategy = arranged.strategy
+        return arranged.features
 
     def _run(self, epoch: _Epoch) -> Iterator[MiniBatch]:
         """Hand out the batches of an epoch and leave nothing behind, however it ends."""
-        io, features = self.dataset.io, epoch.features
+        io, features, file = self.dataset.io, epoch.features, self._source.file
         counts, busy_s, bytes_read = features.counts, io.busy_s, io.bytes_read
+        feature_bytes = file.bytes_read
         fill_bytes, self._filled = features.fill_bytes - self._filled, features.fill_bytes
+        epoch.ahead = self._look_ahead(epoch)
         try:
             for step in range(epoch.num_steps):
                 self._submit(epoch, max(step, self._ahead - 1))
                 yield self._next(epoch)  # by no name: the consumer alone holds it from now on
             self.epoch = epoch.number + 1
         finally:
+            epoch.ahead.stop()
             _discard(epoch.jobs, self.timeout_s)
-            asked = features.counts - counts
+            asked, windows = features.counts - counts, epoch.windows + epoch.ahead.close()
+            one_by_one = asked.rows_missed - windows.rows_staged - windows.rows_unpacked
+            shared = max(0, windows.rows_staged - windows.rows_read)
             self.stats = EpochStats(
                 sample_s=epoch.sample_s,
                 fetch_s=epoch.copy_s + io.busy_s - busy_s,
                 wait_s=epoch.wait_s,
                 rows_requested=asked.rows_requested,
-                rows_hit=asked.rows_hit,
-                rows_from_disk=asked.rows_missed,
+                rows_hit=asked.rows_hit + shared,
+                rows_from_packs=windows.rows_unpacked,
+                rows_from_disk=one_by_one + windows.rows_read,
+                feature_read_bytes=file.bytes_read - feature_bytes,
                 disk_read_bytes=io.bytes_read - bytes_read,
+                disk_written_bytes=windows.rows_packed * features.row_bytes,
+                windows=windows.windows,
                 fill_bytes=fill_bytes,
                 steps=epoch.num_done,
             )
 
+    def _look_ahead(self, epoch: _Epoch) -> Lookahead:
+        """Begin to bring the rows of the epoch's batches."""
+
+        def wanted(step: int) -> NDArray[np.int64]:
+            key = Key(self.seed, epoch.number, step)
+            return self._sampler.reach(self._seeds.ids(self._positions(key)), key)
+
+        return Lookahead(
+            self.dataset, epoch.features, self._strategy, wanted, epoch.num_steps, self.timeout_s
+        )
+
+    def _positions(self, key: Key) -> NDArray[np.int64]:
+        """Places of a step's seeds in the split."""
+        first = key.step * self.batch_size
+        positions = np.arange(first, min(first + self.batch_size, self._seeds.count))
+        if self.shuffle:
+            positions = permute(positions, self._seeds.count, Key(self.seed, key.epoch))
+        return positions
+
     def _submit(self, epoch: _Epoch, last: int) -> None:
-        """Begin the batches up to step `last`, as far as there are any."""
+        """Begin the batches up to step `last`, as far as there are any.
+
+        A batch whose rows have yet to come would hold a thread that computing could use: it is
+        begun when it is the next one.
+        """
         while epoch.num_begun <= min(last, epoch.num_steps - 1):
+            if epoch.jobs and not epoch.ahead.is_ready(epoch.num_begun):
+                break
             epoch.jobs.append(self._begin(epoch, epoch.num_begun))
             epoch.num_begun += 1
 
     def _begin(self, epoch: _Epoch, step: int) -> _Job:
         key, progress = Key(self.seed, epoch.number, step), _Progress()
-        future = threads.submit(self._prepare, key, epoch.features, progress)
+        future = threads.submit(self._prepare, key, epoch.ahead, progress)
         return _Job(step, progress, future)
 
     def _next(self, epoch: _Epoch) -> MiniBatch:
@@ -311,13 +338,19 @@ class Loader:
         return batch
 
     def _make_room(self, epoch: _Epoch, tier: str) -> bool:
-        """Give up what a batch can do without: those after it, then the kept rows."""
+        """Give up what a batch can do without: those after it, windows, then the kept rows."""
         epoch.jobs.popleft()
         if self._ahead:
             self._ahead -= 1
             epoch.num_begun -= len(epoch.jobs)
             _discard(epoch.jobs, self.timeout_s)
             self._sampler = self._new_sampler()  # the old one keeps scratch for many at a time
+            return True
+        if tier == Tier.HOST.value and self._strategy.kind != "rows":
+            _log.warning("Windows are given up: a batch needs their memory.")
+            self._strategy = _ONE_BY_ONE
+            epoch.windows += epoch.ahead.close()
+            epoch.ahead = self._look_ahead(epoch)
             return True
         if tier == Tier.HOST.value and epoch.features.is_filled:
             _log.warning("The feature cache is given up: a batch needs its memory.")
@@ -326,16 +359,13 @@ class Loader:
             return True
         return False
 
-    def _prepare(self, key: Key, features: FeatureCache, progress: _Progress) -> _Coming:
+    def _prepare(self, key: Key, ahead: Lookahead, progress: _Progress) -> _Coming:
         """Prepare a batch up to what the disk has yet to bring; runs on the pool.
 
         It does not wait for the rows, so that the pool's threads sample or compute meanwhile.
         """
         progress.enter("reading seeds")
-        first = key.step * self.batch_size
-        positions = np.arange(first, min(first + self.batch_size, self._seeds.count))
-        if self.shuffle:
-            positions = permute(positions, self._seeds.count, Key(self.seed, key.epoch))
+        positions = self._positions(key)
         seeds, y = self._seeds.fetch(positions)
         progress.enter("sampling")
         begin = time.perf_counter()
@@ -344,14 +374,14 @@ class Loader:
         sampled = time.perf_counter()
         progress.enter("fetching features")
         n_id = blocks[0].src_id
-        shape = (len(n_id), *features.row_shape)
-        x = self._ledger.tensor(shape, features.dtype, Tier.DEVICE, "batch")
+        shape = (len(n_id), *self._source.row_shape)
+        x = self._ledger.tensor(shape, self._source.dtype, Tier.DEVICE, "batch")
         return _Coming(
             input_id=torch.from_numpy(positions),
             seeds=torch.from_numpy(seeds),
             blocks=blocks,
             edge_index=edge_index,
-            x=features.fetch(n_id.numpy(), x),
+            x=ahead.fetch(key.step, n_id.numpy(), x),
             y=y,
             sample_s=sampled - begin,
             copy_s=time.perf_counter() - sampled,
@@ -376,7 +406,8 @@ class Loader:
             ) from error
         finally:
             del job  # the error's traceback holds this frame, which must not hold the error too
-        epoch.jobs.popleft()  # not before: an interrupt leaves it to whoever tidies up
+        done = epoch.jobs.popleft()  # not before: an interrupt leaves it to whoever tidies up
+        epoch.ahead.done(done.step)
         epoch.sample_s += coming.sample_s
         epoch.copy_s += coming.copy_s
         return MiniBatch(
@@ -395,6 +426,8 @@ class _Epoch:
 
     def __init__(self, number: int, num_steps: int, features: FeatureCache) -> None:
         self.number, self.num_steps, self.features = number, num_steps, features
+        self.ahead: Lookahead  # from the first step on
+        self.windows = WindowCounts()  # of those given up
         self.jobs: collections.deque[_Job] = collections.deque()
         self.num_begun = self.num_done = 0
         self.sample_s = self.copy_s = self.wait_s = 0.0
@@ -497,12 +530,15 @@ class _Seeds:
             labels = ledger.tensor(shape, self._labels.dtype, Tier.HOST, "seeds")
             self._kept_labels = self._labels.read(self.source, labels)
 
+    def ids(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Ids at positions."""
+        if isinstance(self.source, np.ndarray):
+            return self.source[positions]
+        return self.source.read(positions).numpy()
+
     def fetch(self, positions: NDArray[np.int64]) -> tuple[NDArray[np.int64], Pending | None]:
         """Ids at positions, and their labels on the way; None where there are none."""
-        if isinstance(self.source, np.ndarray):
-            ids = self.source[positions]
-        else:
-            ids = self.source.read(positions).numpy()
+        ids = self.ids(positions)
         if self._labels is None:
             return ids, None
         if self._kept_labels is not None:

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("gnnx")
 _CHECKPOINT = "checkpoint.pt"
-_CHECKPOINT_VERSION = 1
+_CHECKPOINT_VERSION = 2
 _PIECE = 1 << 16  # rows of ids or labels read at a time
 UNLABELLED = -1
 """The label of a node that has none."""
@@ -70,8 +70,11 @@ class EpochReport:
     eval_s: float
     rows_requested: int
     rows_hit: int
+    rows_from_packs: int
     rows_from_disk: int
     disk_read_bytes: int
+    disk_written_bytes: int
+    windows: int
     fill_bytes: int
     """Read before the epoch to fill the cache, which evaluation empties where HOST is short."""
 
@@ -335,8 +338,11 @@ class Trainer:
             eval_s=eval_s,
             rows_requested=stats.rows_requested,
             rows_hit=stats.rows_hit,
+            rows_from_packs=stats.rows_from_packs,
             rows_from_disk=stats.rows_from_disk,
             disk_read_bytes=stats.disk_read_bytes,
+            disk_written_bytes=stats.disk_written_bytes,
+            windows=stats.windows,
             fill_bytes=stats.fill_bytes,
         )
         state.add(report, self.model)

@@ -338,3 +338,35 @@ def part_counts(indptr, indices, part, num_parts):
                 cut += 1
                 halos[p].add(int(indices[e]))
     return cut, nodes, edges, halos
+
+
+# Caching: loops over batches and rows.
+
+
+def belady_fetches(batches, windows, pinned, capacity):
+    """Rows fetched by Belady's rule, batch by batch, seeing the batches of one window ahead.
+
+    `windows` are (begin, end) in order; `capacity` rows may be held, the pinned ones among them. A
+    row goes for another whose next use in the window is earlier; without one, it is as good as any.
+    """
+    held, fetched = set(), 0
+    for begin, end in windows:
+        uses = {}
+        for i in range(begin, end):
+            for row in batches[i]:
+                uses.setdefault(row, []).append(i)
+        for i in range(begin, end):
+
+            def next_use(row, uses=uses, now=i):
+                return next((use for use in uses.get(row, []) if use > now), len(batches))
+
+            for row in set(batches[i]) - held - pinned:
+                fetched += 1
+                if len(held) < capacity - len(pinned):
+                    held.add(row)
+                    continue
+                worst = max(held - set(batches[i]), key=next_use, default=None)
+                if worst is not None and next_use(row) < next_use(worst):
+                    held.remove(worst)
+                    held.add(row)
+    return fetched

@@ -79,8 +79,8 @@ def digest(batch):
     return total.hexdigest()
 
 
-def digests(dataset, *, epochs=2, start=0, **options):
-    loader = Loader(dataset, (4, 3), 50, seed=3, degrees=True, edge_index=True, **options)
+def digests(dataset, *, epochs=2, start=0, batch_size=50, **options):
+    loader = Loader(dataset, (4, 3), batch_size, seed=3, degrees=True, edge_index=True, **options)
     loader.epoch = start
     return [[digest(batch) for batch in loader] for _ in range(epochs)]
 
@@ -174,6 +174,7 @@ def test_edge_index_is_the_union_of_the_blocks(dataset):
         ({"batch_size": 0}, "0 seeds"),
         ({"prefetch": -1}, "-1 batches"),
         ({"cache": "lru"}, "'lru'"),
+        ({"lookahead": "crystal"}, "'crystal'"),
         ({"split": "trian"}, "'trian'"),
         ({"split": torch.ones(4, dtype=torch.bool)}, "torch.bool"),
         ({"split": torch.ones(2, 2, dtype=torch.int64)}, r"\(2, 2\)"),
@@ -217,6 +218,81 @@ def test_batches_depend_on_no_resource(path, expected, memory, num_threads, pref
         assert digests(opened, prefetch=prefetch) == expected
         assert held(opened) == (0, {})
         assert opened.ledger.peak_bytes(Tier.HOST) <= opened.ledger.budget.host
+
+
+@pytest.fixture(scope="module")
+def many(path):
+    with gnnx.open(path, memory="256MiB") as opened:
+        return digests(opened, cache=None, batch_size=10)
+
+
+@pytest.mark.parametrize("lookahead", ["auto", "windows", "packs", None])
+@pytest.mark.parametrize("memory", ["700KiB", "1MiB", "1200KiB", "1536KiB", "8GiB"])
+@pytest.mark.parametrize(("num_threads", "prefetch"), [(1, 2), (2, 0), (2, 4)])
+def test_batches_depend_on_no_window(path, many, lookahead, memory, num_threads, prefetch):
+    threads.set_num_threads(num_threads)
+    with gnnx.open(path, memory=memory) as opened:
+        assert digests(opened, prefetch=prefetch, batch_size=10, lookahead=lookahead) == many
+        assert held(opened) == (0, {})
+        assert opened.ledger.held_bytes(Tier.DISK) == 0
+        assert opened.ledger.peak_bytes(Tier.HOST) <= opened.ledger.budget.host
+
+
+@pytest.mark.parametrize("lookahead", ["windows", "packs"])
+def test_every_row_is_accounted_for(path, lookahead):
+    stats = []
+    for way in (None, lookahead):
+        with gnnx.open(path, memory="1MiB", device_memory="64MiB") as opened:
+            loader = Loader(opened, (4, 3), 10, lookahead=way)
+            list(loader)
+            stats.append(loader.stats)
+    alone, ahead = stats
+    assert (alone.windows, alone.rows_from_packs, alone.disk_written_bytes) == (0, 0, 0)
+    assert alone.rows_hit + alone.rows_from_disk == alone.rows_requested
+    assert ahead.rows_requested == alone.rows_requested
+    assert ahead.windows > 1
+    if lookahead == "windows":
+        assert ahead.rows_hit + ahead.rows_from_disk == ahead.rows_requested
+        assert ahead.rows_from_packs == ahead.disk_written_bytes == 0
+    else:
+        assert ahead.rows_hit + ahead.rows_from_packs == ahead.rows_requested
+        assert ahead.disk_written_bytes == ahead.rows_from_packs * F * 4
+        assert ahead.feature_read_bytes < 0.8 * alone.feature_read_bytes
+
+
+@pytest.mark.parametrize("lookahead", ["windows", "packs"])
+def test_leaving_windows_early_leaves_nothing(path, lookahead):
+    with gnnx.open(path, memory="1MiB") as opened:
+        loader = Loader(opened, (4, 3), 10, lookahead=lookahead)
+        for step, _batch in enumerate(loader):
+            if step == 6:
+                break
+        del _batch
+        gc.collect()
+        assert held(opened) == (0, {})
+        assert opened.ledger.held_bytes(Tier.DISK) == 0
+        assert not [t for t in threading.enumerate() if t.name == "gnnx-ahead"]
+        assert loader.stats.windows > 0
+        assert sum(batch.batch_size for batch in loader) == TRAIN
+
+
+def test_windows_are_given_up_before_a_batch_is(path, caplog):
+    with gnnx.open(path, memory="1MiB") as opened:
+        loader = Loader(opened, (4, 3), 10, lookahead="windows", prefetch=0)
+        assert loader.features is not None
+        assert loader._strategy.kind == "windows"
+        sample, ledger = loader._sampler.sample, opened.ledger
+        hungry = ledger.free_bytes(Tier.HOST) - 1000
+
+        def sample_hungrily(seeds, key):
+            extra = ledger.empty(hungry, np.uint8, Tier.HOST, "sampler")
+            del extra
+            return sample(seeds, key)
+
+        loader._sampler.sample = sample_hungrily
+        assert sum(batch.batch_size for batch in loader) == TRAIN
+        assert loader._strategy.kind == "rows"
+        assert caplog.text.count("Windows are given up") == 1
 
 
 def test_batches_do_not_depend_on_topology_in_memory(path, expected):

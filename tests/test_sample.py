@@ -130,6 +130,7 @@ def test_samples_are_the_oracle_s(case, index_dtype, piece, data):
     ids = np.array(seeds, np.int64)
     with mock.patch.object(neighbor, "_PIECE", piece):  # where rows are cut makes no difference
         blocks = sampler.sample(data.draw(st.sampled_from([ids, torch.from_numpy(ids)])), key)
+        assert sampler.reach(ids, key).tolist() == blocks[0].src_id.tolist()
     assert_sound(blocks, graph, seeds)
     indptr, indices = graph.indptr.tolist(), graph.indices.tolist()
     assert as_lists(blocks) == oracles.sample(indptr, indices, seeds, fanouts, key)

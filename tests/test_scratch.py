@@ -44,6 +44,15 @@ def test_rows_come_back_as_written(dataset, num_rows, width, dtype, seed):
         assert torch.equal(scratch.read(shuffled), values[torch.from_numpy(shuffled)])
 
 
+def test_ranges_are_written_in_any_order(dataset):
+    values = torch.randn(1000, 7)
+    with ScratchRows(dataset, 1000, (7,), torch.float32) as scratch:
+        for first in (600, 0, 130, 999, 40):
+            end = {600: 999, 0: 40, 130: 600, 999: 1000, 40: 130}[first]
+            scratch.write_range(first, values[first:end])
+        assert torch.equal(scratch.read(np.arange(1000)), values)
+
+
 def test_nothing_stays_behind(dataset, tmp_path, monkeypatch):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     with ScratchRows(dataset, 10, (4,), torch.float32) as scratch:

@@ -1,18 +1,42 @@
-"""Keep what is wanted most; policies and plans are pure functions, the cache moves bytes."""
+"""Keep what is wanted most and read the rest at the right time.
+
+Policies and plans are pure functions of ids, counts and sizes: `access`, `plan`, `strategy`. The
+rest moves bytes: `features` keeps rows, `staging` and `packs` bring those of a window of batches,
+`lookahead` makes windows ahead of the batches, `arrange` shares out the memory.
+"""
 
 from gnnx.cache.access import access_bytes, every, expected_access, hottest
+from gnnx.cache.arrange import Arrangement, Demands, arrange
 from gnnx.cache.features import AccessCounts, FeatureCache, overhead_bytes
+from gnnx.cache.lookahead import Lookahead, WindowCounts
+from gnnx.cache.packs import PackedWindow
 from gnnx.cache.plan import HostNeeds, HostPlan, plan
+from gnnx.cache.rows import RowSet
+from gnnx.cache.staging import StagedWindow
+from gnnx.cache.strategy import Demand, Strategy, choose, held_bytes, read_cost
 
 __all__ = [
     "AccessCounts",
+    "Arrangement",
+    "Demand",
+    "Demands",
     "FeatureCache",
     "HostNeeds",
     "HostPlan",
+    "Lookahead",
+    "PackedWindow",
+    "RowSet",
+    "StagedWindow",
+    "Strategy",
+    "WindowCounts",
     "access_bytes",
+    "arrange",
+    "choose",
     "every",
     "expected_access",
+    "held_bytes",
     "hottest",
     "overhead_bytes",
     "plan",
+    "read_cost",
 ]

@@ -100,30 +100,81 @@ def _popcount(word: Any) -> Any:
 
 
 @kernel
-def index_kernel(ids: Any, num_rows: Any, bits: Any, before: Any) -> Any:
-    """Set the bits of the ids and count those before each block.
+def index_kernel(ids: Any, num_rows: Any, bits: Any) -> Any:
+    """Set the bits of the ids.
 
     Returns -1, or the first place where an id is out of range or not above the one before it.
     """
-    bits[:] = np.uint64(0)
     last = np.int64(-1)
     for i in range(ids.shape[0]):
         if ids[i] <= last or ids[i] >= num_rows:
             return i
         last = ids[i]
         bits[last >> 6] |= np.uint64(1) << np.uint64(last & 63)
+    return -1
+
+
+@kernel
+def rank_kernel(bits: Any, before: Any) -> None:
+    """Count the bits set before each block."""
     count = np.int64(0)
     for block in range(before.shape[0]):
         before[block] = count
         for word in range(block * WORDS, block * WORDS + WORDS):
             count += _popcount(bits[word])
-    return -1
+
+
+@kernel
+def common_kernel(bits: Any, others: Any) -> Any:
+    """Count the bits set in both."""
+    count = np.int64(0)
+    for word in range(bits.shape[0]):
+        count += _popcount(bits[word] & others[word])
+    return count
+
+
+@kernel
+def both_kernel(bits: Any, others: Any, out: Any) -> None:
+    """Set the bits set in both."""
+    for word in range(bits.shape[0]):
+        out[word] = bits[word] & others[word]
+
+
+@kernel
+def retain_kernel(bits: Any, others: Any, room: Any) -> None:
+    """Set up to `room` more bits, of those set in `others`."""
+    for word in range(bits.shape[0]):
+        more = others[word] & ~bits[word]
+        while more and room:
+            lowest = more & (~more + np.uint64(1))
+            bits[word] |= lowest
+            more ^= lowest
+            room -= 1
+        if not room:
+            return
+
+
+@kernel
+def set_kernel(ids: Any, bits: Any) -> None:
+    """Set the bits of ids, which are in range."""
+    for i in range(ids.shape[0]):
+        bits[ids[i] >> 6] |= np.uint64(1) << np.uint64(ids[i] & 63)
 
 
 @inlined
 def _cached(bits: Any, row: Any) -> Any:
     """Whether the bit of a row is set."""
     return (bits[row >> 6] >> np.uint64(row & 63)) & np.uint64(1) != 0
+
+
+@inlined
+def _rank(bits: Any, before: Any, row: Any) -> Any:
+    """Slot of a row: the number of bits set before its own."""
+    slot = before[row // BLOCK]
+    for word in range(row // BLOCK * WORDS, row >> 6):
+        slot += _popcount(bits[word])
+    below = (np.uint64(1) << np.uint64(row & 63)) - np.uint64(1)
+    return slot + _popcount(bits[row >> 6] & below)
 
 
 @kernel
@@ -172,10 +223,26 @@ def hits_kernel(rows: Any, places: Any, bits: Any, before: Any, kept: Any, out: 
         row = rows[i]
         if not _cached(bits, row):
             continue
-        slot = before[row // BLOCK]
-        for word in range(row // BLOCK * WORDS, row >> 6):
-            slot += _popcount(bits[word])
-        slot += _popcount(bits[row >> 6] & ((np.uint64(1) << np.uint64(row & 63)) - np.uint64(1)))
+        slot = _rank(bits, before, row)
         place = i if places is None else places[i]
         for word in range(kept.shape[1]):
             out[place, word] = kept[slot, word]
+
+
+@kernel
+def pick_kernel(rows: Any, bits: Any, before: Any, first: Any, table: Any, out: Any) -> None:
+    """Copy rows, all of them cached, from a table that begins with slot `first`, in their order."""
+    for i in range(rows.shape[0]):
+        slot = _rank(bits, before, np.int64(rows[i])) - first
+        for word in range(table.shape[1]):
+            out[i, word] = table[slot, word]
+
+
+@kernel
+def histogram_kernel(scores: Any, bits: Any, counts: Any, sums: Any) -> None:
+    """Count and add up the scores of each bin: the top bits of a float32, eight bins an octave."""
+    for i in range(scores.shape[0]):
+        if scores[i] > 0.0:
+            bin_ = _magnitude(bits[i]) >> np.uint32(20)
+            counts[bin_] += 1
+            sums[bin_] += scores[i]

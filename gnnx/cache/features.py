@@ -6,6 +6,7 @@ elsewhere (`gnnx.cache.access`).
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import math
 import threading
@@ -15,11 +16,13 @@ import numpy as np
 import torch
 
 from gnnx.cache import _kernels
+from gnnx.cache.rows import RowSet, index_bytes
 from gnnx.errors import DataError, UsageError
 from gnnx.memory import Tier
 from gnnx.store import FeatureStore
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from typing import Any
 
     from numpy.typing import NDArray
@@ -59,8 +62,7 @@ def overhead_bytes(num_rows: int) -> int:
 
     They are its index from ids to slots, N/8 + N/64 in whole cache lines, and ids while it fills.
     """
-    num_blocks = -(-num_rows // _kernels.BLOCK)
-    return num_blocks * (_kernels.BLOCK // 8 + 8) + 16 * min(num_rows, _FILL_ROWS) + 4 * 64
+    return index_bytes(num_rows) + 16 * min(num_rows, _FILL_ROWS) + 2 * 64
 
 
 class FeatureCache(FeatureStore):
@@ -74,12 +76,16 @@ class FeatureCache(FeatureStore):
     source
         Where the rows are.
     ids
-        (C,) int64, distinct and ascending: the rows to keep. May be empty, or all.
+        (C,) int64, distinct and ascending: the rows to keep. May be empty, or all. Or a sealed set.
     ledger
         Where rows and index come from (HOST, owner "cache").
+    through
+        What the first fill reads instead of the source: a store with some of its rows at hand.
 
     Attributes
     ----------
+    rows : RowSet
+        The rows to keep.
     fill_bytes : int
         Bytes of rows read to fill the cache so far; `counts` does not have them.
 
@@ -91,23 +97,26 @@ class FeatureCache(FeatureStore):
         HOST does not hold `overhead_bytes` and C rows.
     """
 
-    def __init__(self, source: FeatureStore, ids: NDArray[np.int64], ledger: Ledger) -> None:
-        self.source, self.num_kept, self.fill_bytes = source, len(ids), 0
+    def __init__(
+        self,
+        source: FeatureStore,
+        ids: NDArray[np.int64] | RowSet,
+        ledger: Ledger,
+        *,
+        through: FeatureStore | None = None,
+    ) -> None:
+        self.source, self.fill_bytes = source, 0
+        self.rows = ids if isinstance(ids, RowSet) else RowSet.of(ids, source.num_rows, ledger)
         self._ledger = ledger
         self._lock = threading.Lock()
         self._counts = AccessCounts()
         self._kept: torch.Tensor | None = None
-        num_blocks = -(-self.num_rows // _kernels.BLOCK) if len(ids) else 0
-        self._bits = ledger.empty(num_blocks * _kernels.WORDS, np.uint64, Tier.HOST, "cache")
-        self._before = ledger.empty(num_blocks, np.int64, Tier.HOST, "cache")
-        wrong = _kernels.index_kernel(ids, self.num_rows, self._bits, self._before)
-        if wrong >= 0:
-            raise DataError(
-                f"cached ids: id {ids[wrong]} at {wrong} does not ascend, or is not one of the "
-                f"{self.num_rows} rows",
-                "Give distinct rows of the source in ascending order.",
-            )
-        self.fill()
+        self.fill(through)
+
+    @property
+    def num_kept(self) -> int:
+        """C."""
+        return len(self.rows)
 
     @property
     def num_rows(self) -> int:
@@ -140,17 +149,29 @@ class FeatureCache(FeatureStore):
         with self._lock:
             return self._counts
 
-    def fill(self) -> None:
-        """Read the chosen rows, in the order of the file; nothing where they are held already."""
+    def apart(self) -> FeatureCache:
+        """Give the same rows, with counts of their own."""
+        other = copy.copy(self)
+        other._counts = AccessCounts()  # noqa: SLF001 - its own class
+        return other
+
+    def fill(self, through: FeatureStore | None = None) -> None:
+        """Read the chosen rows, in the order of the file; nothing where they are held already.
+
+        Parameters
+        ----------
+        through
+            As of the class.
+        """
         if self.is_filled or not self.num_kept:
             return
+        source = through or self.source
         kept = self._ledger.tensor((self.num_kept, *self.row_shape), self.dtype, Tier.HOST, "cache")
         pending, start = None, 0
         for begin in range(0, self.num_kept, _FILL_ROWS):
             end = min(begin + _FILL_ROWS, self.num_kept)
-            ids = self._ledger.empty(end - begin, np.int64, Tier.HOST, "cache")
-            start = _kernels.ids_kernel(self._bits, start, ids)
-            following = self.source.fetch(ids, kept[begin:end])
+            ids, start = self.rows.ids(start, end - begin)
+            following = source.fetch(ids, kept[begin:end])
             if pending is not None:  # two pieces are under way, so that the disk never idles
                 pending.wait()
             pending = following
@@ -168,6 +189,8 @@ class FeatureCache(FeatureStore):
         rows: NDArray[np.int64],
         out: torch.Tensor | None = None,
         slots: NDArray[np.int64] | None = None,
+        *,
+        beneath: FeatureStore | None = None,
     ) -> Pending:
         """Begin to bring rows; those that are kept are in place when this returns.
 
@@ -179,6 +202,8 @@ class FeatureCache(FeatureStore):
             (≥ R, ...) contiguous, of the cache's dtype; made anew (HOST) by default.
         slots
             (R,) int64 places in `out`; row i goes to place i by default.
+        beneath
+            What has the rows that are not kept, this time; the source by default.
 
         Returns
         -------
@@ -196,7 +221,7 @@ class FeatureCache(FeatureStore):
         """
         kept = self._kept
         if kept is None:
-            pending = self.source.fetch(rows, out, slots)
+            pending = (beneath or self.source).fetch(rows, out, slots)
             self._count(len(rows), num_hits=0)
             return pending
         rows = np.ascontiguousarray(rows, np.int64)
@@ -208,12 +233,11 @@ class FeatureCache(FeatureStore):
             num_places = len(rows) if slots is None else int(slots.max(initial=-1)) + 1
             shape = (num_places, *self.row_shape)
             out = self._ledger.tensor(shape, self.dtype, Tier.HOST, "fetch")
-        num_misses = _kernels.count_kernel(rows, slots, self.num_rows, len(out), self._bits)
+        num_misses = _kernels.count_kernel(rows, slots, self.num_rows, len(out), self.rows.bits)
         if num_misses < 0:
             raise self._misplaced(rows, -1 - num_misses)
-        missing, places = self._ledger.empty((2, num_misses), np.int64, Tier.HOST, "cache")
-        _kernels.misses_kernel(rows, slots, self._bits, missing, places)
-        pending = self.source.fetch(missing, out, places)
+        missing, places = self.rows.absent(rows, slots, num_misses)
+        pending = (beneath or self.source).fetch(missing, out, places)
         self._copy_hits(kept, rows, out, slots)
         self._count(len(rows), len(rows) - num_misses)
         return pending
@@ -227,11 +251,10 @@ class FeatureCache(FeatureStore):
     ) -> None:
         if not self.row_bytes:
             return
-        word = math.gcd(self.row_bytes, out.data_ptr(), 8)
-        words, target = (_words(table, self.row_bytes, word) for table in (kept, out))
+        words, target = words_of(kept, out)
         # one thread: the copy is bound by memory (two take as long as one), and batches are
         # prepared side by side
-        _kernels.hits_kernel(rows, slots, self._bits, self._before, words, target)
+        _kernels.hits_kernel(rows, slots, self.rows.bits, self.rows.before, words, target)
 
     def _count(self, num_rows: int, num_hits: int) -> None:
         num_misses = num_rows - num_hits
@@ -256,7 +279,10 @@ class FeatureCache(FeatureStore):
         )
 
 
-def _words(table: torch.Tensor, row_bytes: int, word_bytes: int) -> NDArray[Any]:
-    """Rows as machine words, (C, W): copying needs no dtype."""
-    raw = table.detach().view(-1).view(torch.uint8).numpy()
-    return raw.view(f"u{word_bytes}").reshape(len(table), row_bytes // word_bytes)
+def words_of(*tables: torch.Tensor) -> Iterator[NDArray[Any]]:
+    """Rows of tables of one row size as machine words, (C, W): copying needs no dtype."""
+    row_bytes = math.prod(tables[0].shape[1:]) * tables[0].element_size()
+    word = math.gcd(row_bytes, 8, *(table.data_ptr() for table in tables))
+    for table in tables:
+        raw = table.detach().view(-1).view(torch.uint8).numpy()
+        yield raw.view(f"u{word}").reshape(len(table), row_bytes // word)

@@ -35,8 +35,10 @@ class HostPlan:
     """Bytes of ids and labels kept: all or nothing."""
     topology: int
     """Bytes of the graph kept."""
+    room: int
+    """Bytes for feature rows, what finds them, and what brings them."""
     num_kept: int
-    """Feature rows kept."""
+    """Feature rows that this would keep; all of them where it can."""
 
 
 def plan(free_bytes: int | None, needs: HostNeeds) -> HostPlan:
@@ -58,9 +60,11 @@ def plan(free_bytes: int | None, needs: HostNeeds) -> HostPlan:
     HostPlan
         All of it where it fits; nothing but the batch where that is all that fits.
     """
+    # beside its row, an id while the cache is filled
+    enough = overhead_bytes(needs.num_rows) + needs.num_rows * (needs.row_bytes + 8)
     if free_bytes is None:
         batches = needs.batch * needs.num_batches
-        return HostPlan(batches, needs.seeds, sum(needs.topology), needs.num_rows)
+        return HostPlan(batches, needs.seeds, sum(needs.topology), enough, needs.num_rows)
     batches = min(needs.batch, free_bytes)
     left = free_bytes - batches
     seeds = needs.seeds if needs.seeds <= left // 8 else 0
@@ -72,7 +76,6 @@ def plan(free_bytes: int | None, needs: HostNeeds) -> HostPlan:
         topology += array
         left -= array
     more = min(needs.batch * (needs.num_batches - 1), left)
-    left -= more + overhead_bytes(needs.num_rows)
-    # beside its row, an id while the cache is filled
-    num_kept = min(needs.num_rows, max(0, left) // (needs.row_bytes + 8))
-    return HostPlan(batches + more, seeds, topology, num_kept)
+    room = min(enough, left - more)
+    rows = max(0, room - overhead_bytes(needs.num_rows)) // (needs.row_bytes + 8)
+    return HostPlan(batches + more, seeds, topology, room, min(needs.num_rows, rows))

@@ -111,6 +111,55 @@ class NeighborSampler:
         DataError
             A seed is outside the graph, or given twice.
         """
+        seen = self._started(seeds)
+        reached, blocks = _Reached(self.graph, seen), []
+        for layer, fanout in enumerate(self.fanouts):
+            block, reached = self._hop(seen, reached, fanout, key._replace(layer=layer))
+            blocks.append(block)
+        self._idle.append(seen)  # not after an error: its bytes then go back to the budget
+        return blocks[::-1]
+
+    def reach(self, seeds: NDArray[np.int64] | torch.Tensor, key: Key) -> NDArray[np.int64]:
+        """Nodes that `sample` would reach, without the blocks: what a batch is going to want.
+
+        Parameters
+        ----------
+        seeds
+            As of `sample`.
+        key
+            As of `sample`.
+
+        Returns
+        -------
+        ndarray
+            (S,) int64, `src_id` of the outermost block, from the ledger (HOST, ``"sampler"``).
+
+        Raises
+        ------
+        UsageError
+            As of `sample`.
+        DataError
+            As of `sample`.
+        """
+        seen = self._started(seeds)
+        for layer, fanout in enumerate(self.fanouts):
+            nodes = self._scratch(seen.count)
+            nodes[:] = seen.nodes
+            start, degree = self.graph.rows(nodes)
+            ends = self._scratch(len(nodes) + 1)
+            _kernels.row_ends(degree, fanout, ends)
+            state = np.uint64(key._replace(layer=layer).fold())
+            for rows, edges in _pieces(ends):
+                positions = self._scratch(edges.stop - edges.start)
+                _kernels.draw(nodes[rows], start[rows], degree[rows], fanout, state, positions)
+                seen.number(self.graph.take(positions), positions)  # their places serve no more
+        nodes = self._scratch(seen.count)
+        nodes[:] = seen.nodes
+        self._idle.append(seen)
+        return nodes
+
+    def _started(self, seeds: NDArray[np.int64] | torch.Tensor) -> _Numbering:
+        """Begin a batch with its seeds."""
         ids = self._checked(seeds)
         try:
             seen = self._idle.pop()
@@ -118,12 +167,7 @@ class NeighborSampler:
             seen = _Numbering(self.graph)
         seen.clear()
         self._number_seeds(seen, ids)
-        reached, blocks = _Reached(self.graph, seen), []
-        for layer, fanout in enumerate(self.fanouts):
-            block, reached = self._hop(seen, reached, fanout, key._replace(layer=layer))
-            blocks.append(block)
-        self._idle.append(seen)  # not after an error: its bytes then go back to the budget
-        return blocks[::-1]
+        return seen
 
     def _checked(self, seeds: NDArray[np.int64] | torch.Tensor) -> NDArray[np.int64]:
         ids, num_nodes = np.asarray(seeds), self.graph.num_nodes

@@ -115,13 +115,33 @@ class ScratchRows(DiskFeatures):
             local = torch.from_numpy(ids[begin:end] - first)
             piece[local] = rows[begin:end].detach().cpu()
             size = (int(local[-1]) + 1) * self.row_bytes
-            write_all(self._fd, raw[:size], HEADER_BYTES + first * self.row_bytes, self.path)
-            self._dirty += size
-            if self._dirty >= _DIRTY_BYTES:
-                os.fdatasync(self._fd)
-                os.posix_fadvise(self._fd, 0, 0, os.POSIX_FADV_DONTNEED)
-                self._dirty = 0
+            self._write(first, raw[:size])
             begin = end
+
+    def write_range(self, first: int, rows: torch.Tensor) -> None:
+        """Write consecutive rows, at any place and in any order of calls.
+
+        Parameters
+        ----------
+        first
+            Where the first row goes.
+        rows
+            (R, ...). Contiguous, on the CPU, of the row shape and dtype.
+
+        Raises
+        ------
+        ResourceError
+            The disk is full.
+        """
+        self._write(first, memoryview(rows.view(-1).view(torch.uint8).numpy()))  # type: ignore[arg-type]
+
+    def _write(self, first: int, raw: memoryview) -> None:
+        write_all(self._fd, raw, HEADER_BYTES + first * self.row_bytes, self.path)
+        self._dirty += len(raw)
+        if self._dirty >= _DIRTY_BYTES:
+            os.fdatasync(self._fd)
+            os.posix_fadvise(self._fd, 0, 0, os.POSIX_FADV_DONTNEED)
+            self._dirty = 0
 
 
 def _folder() -> tuple[Path, Tier]:

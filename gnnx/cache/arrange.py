@@ -1,0 +1,134 @@
+"""Share out HOST memory between batches, seeds, graph and rows, and keep in it what it is for."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from gnnx.cache.access import access_bytes, every, expected_access, hottest
+from gnnx.cache.features import FeatureCache
+from gnnx.cache.plan import HostNeeds, plan
+from gnnx.cache.strategy import Demand, Kind, Strategy, choose
+from gnnx.memory import Tier
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+    from gnnx.store import Dataset, FeatureStore
+
+# HOST bytes of a batch in preparation: of a row, the sampler's table, then the list and order of
+# those to be read (30 measured, where all are read); beside them the sampler's pieces of edges
+_ROW_BYTES = 32
+_PIECE_EDGES, _EDGE_BYTES = 1 << 16, 28
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Demands:
+    """What batches are made of, as far as memory goes."""
+
+    seeds: FeatureStore | NDArray[np.int64]
+    """Ids of the seeds."""
+    seeds_bytes: int
+    """HOST bytes that ids and labels of all seeds would take."""
+    fanouts: Sequence[int]
+    """Neighbours drawn of every node, the seeds' layer first; -1 is all."""
+    batch_size: int
+    """Seeds of a batch."""
+    num_steps: int
+    """Batches of an epoch."""
+    num_batches: int
+    """Batches in preparation at the same time, at most."""
+    keep_rows: bool
+    """Whether rows may stay in memory, and windows be made."""
+    kinds: tuple[Kind, ...]
+    """Ways to read rows that may be chosen."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Arrangement:
+    """What HOST memory is used for."""
+
+    features: FeatureCache
+    """The rows that stay, and the source behind them."""
+    strategy: Strategy
+    """How the others are read."""
+    keep_seeds: bool
+    """Whether there is room for the seeds."""
+
+
+def arrange(dataset: Dataset, demands: Demands) -> Arrangement:
+    """Share out what is free of HOST memory (`plan`, `choose`), pin the graph, fill the cache.
+
+    Where HOST does not hold the ranking, about 8 bytes a node, it would not hold rows worth
+    ranking: none are kept, and there are no windows.
+
+    Parameters
+    ----------
+    dataset
+        Opened with the budget to keep.
+    demands
+        What batches are made of.
+
+    Returns
+    -------
+    Arrangement
+        Its features hold the rows that stay.
+
+    Raises
+    ------
+    BudgetError
+        HOST does not hold what reading takes.
+    """
+    graph, ledger, source = dataset.graph, dataset.ledger, dataset.features
+    source.read(np.arange(min(1, source.num_rows)))  # the readers take their buffers, for good
+    free = ledger.free_bytes(Tier.HOST)
+    needs = _needs(dataset, demands, _most_rows(demands))
+    shared, ids = plan(free, needs), np.empty(0, np.int64)
+    strategy = Strategy("rows", 0, 1, 0, 0, 0.0)
+    if shared == plan(None, needs):
+        ids = every(needs.num_rows, ledger)
+    elif free is not None and access_bytes(graph.num_nodes) <= free:
+        scores = expected_access(graph, demands.seeds, demands.fanouts, demands.batch_size)
+        # what a batch is expected to have, and some: far less than the most it can have
+        needs = _needs(dataset, demands, 1.1 * float(scores.sum()))
+        shared = plan(free, needs)
+        strategy = choose(
+            shared.room,
+            Demand.of(scores),
+            needs.num_rows,
+            needs.row_bytes,
+            demands.num_steps,
+            disk_bytes=ledger.free_bytes(Tier.DISK),
+            kinds=demands.kinds if demands.keep_rows else ("rows",),
+        )
+        room = (free - scores.nbytes) // ids.itemsize - 64
+        count = min(strategy.num_kept, int(np.count_nonzero(scores)), room)
+        ids = hottest(scores, count if demands.keep_rows else 0, ledger)
+        del scores
+    graph.pin(shared.topology)
+    return Arrangement(FeatureCache(source, ids, ledger), strategy, shared.seeds > 0)
+
+
+def _most_rows(demands: Demands) -> float:
+    """Bound the rows of a batch."""
+    factors = (1 + f if f >= 0 else math.inf for f in demands.fanouts)
+    return demands.batch_size * math.prod(factors)
+
+
+def _needs(dataset: Dataset, demands: Demands, batch_rows: float) -> HostNeeds:
+    source, fanouts = dataset.features, demands.fanouts
+    rows = math.ceil(min(batch_rows, source.num_rows))
+    edges = _PIECE_EDGES if -1 in fanouts else rows * max(fanouts)
+    return HostNeeds(
+        batch=_ROW_BYTES * rows + _EDGE_BYTES * min(edges, _PIECE_EDGES),
+        num_batches=demands.num_batches,
+        seeds=demands.seeds_bytes,
+        topology=dataset.graph.unpinned,
+        num_rows=source.num_rows if demands.keep_rows else 0,
+        row_bytes=source.row_bytes,
+    )
