@@ -13,6 +13,10 @@ HERE = Path(__file__).parent
 DATA = Path("bench-data")
 BENCHMARKS = {
     "sampling": ["sampling.py"],
+    "spmm": ["spmm.py"],
+    "attention": ["attention.py"],
+    "prepare": ["prepare.py", str(DATA)],
+    "outofcore": ["outofcore.py", str(DATA)],
     "budget": ["budget.py", str(DATA)],
 }
 

@@ -111,8 +111,7 @@ def test_train_document_has_its_keys(graph):
         {
             *("epoch", "loss", "val_loss", "val_accuracy", "seconds", "sample_s", "fetch_s"),
             *("wait_s", "compute_s", "eval_s", "rows_requested", "rows_hit", "rows_from_disk"),
-            "disk_read_bytes",
-            "fill_bytes",
+            *("rows_from_packs", "windows", "disk_read_bytes", "disk_written_bytes", "fill_bytes"),
         }
     ]
     assert set(document["memory"]) == {
