@@ -534,7 +534,7 @@ def test_an_interrupt_while_waiting_leaves_nothing(dataset):
 
     def slow(seeds, key):
         running.append(key.step)
-        if key.step == 2:
+        if key.step in {2, 6}:  # one that comes while an array dies is lost: Python prints it
             os.kill(os.getpid(), signal.SIGINT)
             time.sleep(0.3)
         blocks = sample(seeds, key)
@@ -542,8 +542,12 @@ def test_an_interrupt_while_waiting_leaves_nothing(dataset):
         return blocks
 
     loader._sampler.sample = slow
-    with pytest.raises(KeyboardInterrupt):
-        list(loader)
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's jobs ignore it
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            list(loader)
+    finally:
+        signal.signal(signal.SIGINT, before)
     assert running == []
     gc.collect()
     assert held(dataset) == (0, {})
