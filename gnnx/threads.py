@@ -122,6 +122,10 @@ def submit(job: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> Future[T]:
     return _pool.submit(functools.partial(job, *args, **kwargs))
 
 
+def _nothing(_begin: int, _end: int) -> None:
+    """Take the place of a task that is done."""
+
+
 def run(task: Callable[[int, int], Any], size: int, *, grain: int = 1) -> None:
     """Call ``task(begin, end)`` over a cut of ``range(size)``, on the pool and the caller's thread.
 
@@ -156,5 +160,6 @@ def run(task: Callable[[int, int], Any], size: int, *, grain: int = 1) -> None:
     finally:
         started = [other for other in others if not other.cancel()]
         concurrent.futures.wait(started)
+        task = _nothing  # cancelled calls stay queued for a while, and would hold its arrays
     for other in started:
         other.result()

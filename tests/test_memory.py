@@ -15,7 +15,8 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invaria
 
 from gnnx import memory
 from gnnx.errors import BudgetError, ResourceError, UsageError
-from gnnx.memory import _SLACK, PAGE, Budget, Ledger, Tier, format_bytes, parse_bytes
+from gnnx.memory import PAGE, Budget, Ledger, Tier, format_bytes, parse_bytes, process
+from gnnx.memory import slab as slabs
 
 LIMIT = 1 << 20
 MIB = 1 << 20
@@ -120,7 +121,7 @@ def test_available_bytes_sees_the_cgroup_and_its_parents(version, tmp_path, monk
     _write_group(root / "a", {limit: "10000", usage: "4000", "memory.stat": stat})
     unlimited = {1: str(2**63 - PAGE), 2: "max"}[version]
     _write_group(root / "a" / "b", {limit: unlimited, usage: "100", "memory.stat": stat})
-    monkeypatch.setattr(memory, "_CGROUPS", tmp_path)
+    monkeypatch.setattr(process, "_CGROUPS", tmp_path)
     (tmp_path / "self").write_text(f"9:cpu:/x\n{line}\n")
     read_text = Path.read_text
     monkeypatch.setattr(
@@ -266,7 +267,7 @@ class LedgerMachine(RuleBasedStateMachine):
             assert all(left[1] == right[0] for left, right in itertools.pairwise(extents))
             assert slab.dirty_bytes == sum(end - start for start, end in slab.dirty)
             peak = self.ledger.peak_bytes(tier)
-            assert slab.dirty_bytes + held <= min(LIMIT, peak * (1 + _SLACK[tier]))
+            assert slab.dirty_bytes + held <= min(LIMIT, peak * (1 + slabs._SLACK[tier]))
 
     @invariant()
     def resident_pages_are_held_or_dirty(self):
@@ -443,7 +444,7 @@ def test_refused_address_space_is_a_named_error(monkeypatch):
     def refuse(*_args):
         raise OSError(12, "Cannot allocate memory")
 
-    monkeypatch.setattr(memory.mmap, "mmap", refuse)
+    monkeypatch.setattr(slabs.mmap, "mmap", refuse)
     ledger = _ledger()
     with pytest.raises(ResourceError, match=r"^host memory: the system refuses 1048576 bytes of"):
         ledger.empty(10, np.uint8, Tier.HOST, "test")

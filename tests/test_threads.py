@@ -5,6 +5,7 @@ import subprocess
 import sys
 import threading
 import time
+import weakref
 
 import numpy as np
 import pytest
@@ -232,3 +233,20 @@ def test_kernels_work_where_nothing_can_be_kept():
         command, env=nowhere, capture_output=True, text=True, check=True, timeout=100
     )
     assert done.stdout.strip() == "6"
+
+
+def test_a_finished_run_holds_nothing_though_its_calls_are_still_queued():
+    """A busy pool leaves the cancelled calls in its queue: a batch they held would stay."""
+    release = threading.Event()
+    busy = [threads.submit(release.wait) for _ in range(threads.num_threads())]
+    try:
+        held = np.zeros(8)
+        gone = weakref.ref(held)
+        threads.run(lambda begin, end, array=held: array[begin:end].fill(1), len(held))
+        assert held.all()
+        del held
+        assert gone() is None
+    finally:
+        release.set()
+        for job in busy:
+            job.result()

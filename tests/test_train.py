@@ -10,12 +10,13 @@ import torch
 from torch import nn
 
 import gnnx
-from gnnx import threads, train
+from gnnx import threads
 from gnnx.errors import DataError, ResourceError, RunError, UsageError
 from gnnx.memory import Tier
 from gnnx.nn import GCN, SAGE, SAGEConv
 from gnnx.prepare import prepare, synth
 from gnnx.train import Trainer, evaluate, load_checkpoint
+from gnnx.train import trainer as trainers
 
 FANOUTS = [5, 5]
 
@@ -145,7 +146,7 @@ def test_no_batch_is_held_while_evaluating(folder, monkeypatch):
         held.append(dataset.ledger.owners(Tier.DEVICE))
         return evaluate(model, dataset, *args, **options)
 
-    monkeypatch.setattr(train, "evaluate", look)
+    monkeypatch.setattr(trainers, "evaluate", look)
     with gnnx.open(folder, memory="64MiB") as dataset:
         trainer = make(dataset, eval_every=1)
         held.clear()  # of the toy that measures the base

@@ -1,4 +1,4 @@
-"""Train a model on a data set within its budget, evaluate it exactly, stop and go on at any epoch.
+"""The loop: batches, steps, evaluations, checkpoints.
 
 Shapes: N nodes, B seeds, C classes.
 """
@@ -6,159 +6,33 @@ Shapes: N nodes, B seeds, C classes.
 from __future__ import annotations
 
 import contextlib
-import copy
 import dataclasses
-import logging
 import math
-import os
-import tempfile
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
-from torch import nn
 
-from gnnx.errors import DataError, ResourceError, RunError, UsageError
-from gnnx.inference import parameter_dtype, stream
+from gnnx.errors import DataError, RunError, UsageError
+from gnnx.inference import parameter_dtype
 from gnnx.loader import Loader
-from gnnx.memory import Tier, peak_rss_bytes, rss_bytes
-from gnnx.nn import SAGE, Stack, needs_degrees
-from gnnx.prepare import synth
-from gnnx.store import open as open_dataset
+from gnnx.memory import Tier, peak_rss_bytes
+from gnnx.nn import needs_degrees
+from gnnx.train.base import base_rss_bytes
+from gnnx.train.checkpoint import has_state, read_state, write_state
+from gnnx.train.metrics import Metrics, evaluate
+from gnnx.train.objective import cross_entropy, make_optimizer, make_scheduler
+from gnnx.train.reports import EpochReport, MemoryReport, TrainReport
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from torch import nn
+
     from gnnx.graph import MiniBatch
-    from gnnx.store import Dataset, FeatureStore
+    from gnnx.store import Dataset
     from gnnx.threads import Progress
-
-_log = logging.getLogger("gnnx")
-_CHECKPOINT = "checkpoint.pt"
-_CHECKPOINT_VERSION = 2
-_PIECE = 1 << 16  # rows of ids or labels read at a time
-UNLABELLED = -1
-"""The label of a node that has none."""
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Metrics:
-    """Quality on a split; None where it has no labelled node."""
-
-    loss: float | None
-    """Mean cross-entropy, nats."""
-    accuracy: float | None
-    """Share of labelled nodes whose largest output is their label."""
-    count: int
-    """Labelled nodes."""
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class EpochReport:
-    """What one epoch did. Times are wall seconds; sampling and fetching overlap computing."""
-
-    epoch: int
-    loss: float
-    val_loss: float | None
-    val_accuracy: float | None
-    seconds: float
-    sample_s: float
-    fetch_s: float
-    wait_s: float
-    compute_s: float
-    eval_s: float
-    rows_requested: int
-    rows_hit: int
-    rows_from_packs: int
-    rows_from_disk: int
-    disk_read_bytes: int
-    disk_written_bytes: int
-    windows: int
-    fill_bytes: int
-    """Read before the epoch to fill the cache, which evaluation empties where HOST is short."""
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class MemoryReport:
-    """Budget beside fact, in bytes. The base is the interpreter, torch and the compiled kernels."""
-
-    budget_bytes: int | None
-    device_budget_bytes: int | None
-    peak_ledger_bytes: int
-    peak_device_ledger_bytes: int
-    peak_rss_bytes: int
-    base_rss_bytes: int
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class TrainReport:
-    """What a training did; accuracies are those of the weights best on validation."""
-
-    epochs: list[EpochReport]
-    best_epoch: int | None
-    val_accuracy: float | None
-    test_accuracy: float | None
-    num_parameters: int
-    memory: MemoryReport
-
-    def as_dict(self) -> dict[str, Any]:
-        """Plain dictionaries and lists, ready for JSON."""
-        return dataclasses.asdict(self)
-
-
-def evaluate(
-    model: nn.Module,
-    dataset: Dataset,
-    split: str = "test",
-    *,
-    features: FeatureStore | None = None,
-    device: torch.device | str = "cpu",
-    progress: Progress | None = None,
-) -> Metrics:
-    """Exact quality on a split: every neighbour counts, layer by layer, streamed in the budget.
-
-    Parameters
-    ----------
-    model
-        With ``layers`` and without randomness in evaluation mode.
-    dataset
-        Labelled.
-    split
-        ``"train"``, ``"val"`` or ``"test"``.
-    features
-        The data set's features behind a cache; its own by default.
-    device
-        Where the layers run.
-    progress
-        Called with (stage, done, total).
-
-    Returns
-    -------
-    Metrics
-        Over the labelled nodes of the split.
-
-    Raises
-    ------
-    BudgetError
-        One row's neighbourhood does not fit the budget.
-    """
-    labels = dataset.labels
-    nodes = dataset.split(split)
-    if labels is None or nodes.num_rows == 0:
-        return Metrics(None, None, 0)
-    loss_sum, correct, count = 0.0, 0, 0
-    targets = nodes.read_range(0, nodes.num_rows).numpy()
-    for ids, logits in stream(model, dataset, targets, features, device, progress):
-        y = labels.read(ids).to(logits.device)
-        known = y != UNLABELLED
-        scores = logits[known].float()
-        loss_sum += float(nn.functional.cross_entropy(scores, y[known], reduction="sum"))
-        correct += int((scores.argmax(1) == y[known]).sum())
-        count += len(scores)
-    if count == 0:
-        return Metrics(None, None, 0)
-    return Metrics(loss_sum / count, correct / count, count)
 
 
 class Trainer:
@@ -256,8 +130,8 @@ class Trainer:
             degrees=needs_degrees(model),
             device=self.device,
         )
-        self.optimizer = _make_optimizer(optimizer, model, lr, weight_decay)
-        self.loss = loss or _cross_entropy(class_weights, dataset, self.device)
+        self.optimizer = make_optimizer(optimizer, model, lr, weight_decay)
+        self.loss = loss or cross_entropy(class_weights, dataset, self.device)
         self._settings = {
             "fingerprint": dataset.fingerprint,
             "model": getattr(model, "config", None),
@@ -302,9 +176,11 @@ class Trainer:
             raise UsageError(f"{epochs} epochs", "Give at least 1.")
         torch.manual_seed(self.seed)
         total_steps = epochs * len(self.loader)
-        scheduler = _make_scheduler(self.schedule, self.optimizer, total_steps)
+        scheduler = make_scheduler(self.schedule, self.optimizer, total_steps)
         state = _State(total_steps=total_steps if self.schedule != "constant" else None)
-        if resume and self._checkpoint_path().exists():
+        if resume and self.checkpoint is None:
+            raise UsageError("resume without a checkpoint folder", "Give --checkpoint DIR.")
+        if resume and self.checkpoint is not None and has_state(self.checkpoint):
             self._restore(state, scheduler)
         while len(state.epochs) < epochs and not state.stale(self.patience):
             self._run_epoch(state, scheduler, progress, last=len(state.epochs) + 1 == epochs)
@@ -418,16 +294,9 @@ class Trainer:
             memory=memory,
         )
 
-    def _checkpoint_path(self) -> Path:
-        if self.checkpoint is None:
-            raise UsageError("resume without a checkpoint folder", "Give --checkpoint DIR.")
-        return self.checkpoint / _CHECKPOINT
-
     def _save(self, state: _State, scheduler: Any) -> None:
-        path = self._checkpoint_path()
-        path.parent.mkdir(parents=True, exist_ok=True)
+        assert self.checkpoint is not None
         content = {
-            "version": _CHECKPOINT_VERSION,
             "settings": self._settings | {"total_steps": state.total_steps},
             "epochs": [dataclasses.asdict(report) for report in state.epochs],
             "best_epoch": state.best_epoch,
@@ -435,35 +304,33 @@ class Trainer:
             "model": self.model.state_dict(),
             "optimizer": self.optimizer.state_dict(),
             "scheduler": scheduler.state_dict(),
-            "generator": torch.get_rng_state(),
+            "generators": self._generators(),
         }
-        partial = path.with_suffix(".partial")
-        try:
-            with partial.open("wb") as file:
-                torch.save(content, file)
-                file.flush()
-                os.fsync(file.fileno())
-            partial.replace(path)  # atomic: a kill leaves the old state or the new one
-        except OSError as error:
-            partial.unlink(missing_ok=True)
-            raise ResourceError(
-                f"{path}: {error.strerror or error}", "Free some space, or give another folder."
-            ) from None
+        write_state(self.checkpoint, content)
+
+    def _generators(self) -> dict[str, torch.Tensor]:
+        """State of the generators that a user's model may draw from."""
+        states = {"cpu": torch.get_rng_state()}
+        if self.device.type == "cuda":
+            states["cuda"] = torch.cuda.get_rng_state(self.device)
+        return states
 
     def _restore(self, state: _State, scheduler: Any) -> None:
-        path = self._checkpoint_path()
-        content = _load(path)
+        assert self.checkpoint is not None
+        content = read_state(self.checkpoint)
         mine = self._settings | {"total_steps": state.total_steps}
         for name, value in content["settings"].items():
             if mine[name] != value:
                 raise UsageError(
-                    f"{path}: {name} was {value} and is {mine[name]} now",
+                    f"{self.checkpoint}: {name} was {value} and is {mine[name]} now",
                     "Resume with the settings and the data set of the checkpoint.",
                 )
         self.model.load_state_dict(content["model"])
         self.optimizer.load_state_dict(content["optimizer"])
         scheduler.load_state_dict(content["scheduler"])
-        torch.set_rng_state(content["generator"])
+        torch.set_rng_state(content["generators"]["cpu"])
+        if self.device.type == "cuda" and "cuda" in content["generators"]:
+            torch.cuda.set_rng_state(content["generators"]["cuda"], self.device)
         state.epochs = [EpochReport(**report) for report in content["epochs"]]
         state.best_epoch = content["best_epoch"]
         state.best_weights = content["best_weights"]
@@ -495,156 +362,3 @@ class _State:
             return False
         later = self.epochs[self.best_epoch + 1 :]
         return sum(report.val_accuracy is not None for report in later) >= patience
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Checkpoint:
-    """What inference needs of a training's state."""
-
-    config: dict[str, Any] | None
-    """Of a model of gnnx.nn; None where the model is the user's own."""
-    weights: dict[str, torch.Tensor]
-    """The best on validation."""
-    num_epochs: int
-    fingerprint: str
-
-
-def load_checkpoint(folder: Path | str) -> Checkpoint:
-    """Best weights of a training.
-
-    Parameters
-    ----------
-    folder
-        As given to `Trainer`.
-
-    Returns
-    -------
-    Checkpoint
-        Loaded without unpickling code.
-
-    Raises
-    ------
-    DataError
-        There is no checkpoint, or it is damaged or of another version.
-    """
-    content = _load(Path(folder) / _CHECKPOINT)
-    return Checkpoint(
-        content["settings"]["model"],
-        content["best_weights"],
-        len(content["epochs"]),
-        content["settings"]["fingerprint"],
-    )
-
-
-def _load(path: Path) -> dict[str, Any]:
-    if not path.exists():
-        raise DataError(f"{path}: no such checkpoint", "Train with --checkpoint DIR first.")
-    try:
-        content: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:
-        raise DataError(
-            f"{path}: damaged checkpoint ({type(error).__name__})",
-            "Delete it and train again.",
-        ) from error
-    if content.get("version") != _CHECKPOINT_VERSION:
-        raise DataError(
-            f"{path}: checkpoint version {content.get('version')}, {_CHECKPOINT_VERSION} expected",
-            "Train again with this version of gnnx.",
-        )
-    return content
-
-
-def base_rss_bytes(model: nn.Module | None = None, dataset: Dataset | None = None) -> int:
-    """Resident bytes of the process with its kernels compiled and nothing of size held.
-
-    Trains a copy of the model, or a small one, for two steps on a toy graph and evaluates it, so
-    that the code a training runs is loaded. The budget does not count these bytes.
-
-    Parameters
-    ----------
-    model
-        The model to be trained, where it is a `gnnx.nn.Stack`; else a small one serves.
-    dataset
-        The data set to be trained on: the toy has its width.
-
-    Returns
-    -------
-    int
-        Bytes.
-    """
-    num_features = 8 if dataset is None else dataset.num_features
-    num_classes = 2 if dataset is None else min(2, dataset.num_classes)
-    toy_model: Any = SAGE(num_features, 8, 2, num_layers=2)
-    if isinstance(model, Stack):  # a model of the user's own may not be fit for a toy
-        toy_model = copy.deepcopy(model).cpu()
-    generator = torch.get_rng_state()
-    with tempfile.TemporaryDirectory(prefix="gnnx-") as folder:
-        path = Path(folder) / "toy"
-        synth(path, num_nodes=64, num_edges=256, num_features=num_features, num_classes=num_classes)
-        with open_dataset(path, memory="16MiB") as toy:
-            fanouts = [2] * len(toy_model.layers)
-            for batch in Loader(toy, fanouts, 4, degrees=needs_degrees(toy_model)):
-                x = batch.x.to(parameter_dtype(toy_model))
-                toy_model(batch.blocks, x).sum().backward()
-            evaluate(toy_model, toy, "test")
-    torch.set_rng_state(generator)
-    return rss_bytes()
-
-
-def _make_optimizer(
-    optimizer: str | Callable[[list[nn.Parameter]], torch.optim.Optimizer],
-    model: nn.Module,
-    lr: float,
-    weight_decay: float,
-) -> torch.optim.Optimizer:
-    parameters = list(model.parameters())
-    if optimizer == "adamw":
-        return torch.optim.AdamW(parameters, lr=lr, weight_decay=weight_decay)
-    if optimizer == "adam":
-        return torch.optim.Adam(parameters, lr=lr, weight_decay=weight_decay)
-    if callable(optimizer):
-        return optimizer(parameters)
-    raise UsageError(f"optimizer {optimizer!r} is unknown", 'Give "adamw", "adam" or a function.')
-
-
-def _make_scheduler(
-    schedule: str | Callable[[torch.optim.Optimizer, int], Any],
-    optimizer: torch.optim.Optimizer,
-    total_steps: int,
-) -> Any:
-    if schedule == "constant":
-        return torch.optim.lr_scheduler.ConstantLR(optimizer, factor=1.0)
-    if schedule == "cosine":
-        return torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, total_steps)
-    if callable(schedule):
-        return schedule(optimizer, total_steps)
-    raise UsageError(
-        f"schedule {schedule!r} is unknown", 'Give "constant", "cosine" or a function.'
-    )
-
-
-def _cross_entropy(
-    class_weights: str | torch.Tensor | None, dataset: Dataset, device: torch.device
-) -> nn.Module:
-    if isinstance(class_weights, str):
-        if class_weights != "balanced":
-            raise UsageError(
-                f"class weights {class_weights!r} are unknown", 'Give "balanced" or a tensor.'
-            )
-        class_weights = _balanced_weights(dataset)
-    if class_weights is not None:
-        class_weights = class_weights.to(device, torch.float32)
-    return nn.CrossEntropyLoss(class_weights, ignore_index=UNLABELLED)
-
-
-def _balanced_weights(dataset: Dataset) -> torch.Tensor:
-    """num_labelled / (C · count of the class), 0 for a class that the training split lacks."""
-    assert dataset.labels is not None
-    train = dataset.split("train")
-    counts = torch.zeros(dataset.num_classes, dtype=torch.int64)
-    for begin in range(0, train.num_rows, _PIECE):
-        ids = train.read_range(begin, min(begin + _PIECE, train.num_rows))
-        y = dataset.labels.read(ids.numpy())
-        counts += torch.bincount(y[y != UNLABELLED], minlength=dataset.num_classes)
-    weights = counts.sum() / (dataset.num_classes * counts.clamp(min=1))
-    return torch.where(counts > 0, weights, 0.0)

@@ -14,7 +14,7 @@ import dataclasses
 import functools
 import logging
 import time
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -23,10 +23,11 @@ from gnnx import threads
 from gnnx.cache import Demands, Lookahead, Strategy, WindowCounts, arrange
 from gnnx.errors import BudgetError, GnnxError, RunError, UsageError
 from gnnx.graph import MiniBatch
+from gnnx.loader.seeds import Seeds
+from gnnx.loader.union import edge_union
 from gnnx.memory import Tier
 from gnnx.random import Key, permute
 from gnnx.sample import NeighborSampler
-from gnnx.store import Pending
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -37,11 +38,9 @@ if TYPE_CHECKING:
     from gnnx.cache import FeatureCache
     from gnnx.cache.strategy import Kind
     from gnnx.graph import Block
-    from gnnx.memory import Ledger
-    from gnnx.store import Dataset, DiskFeatures
+    from gnnx.loader.seeds import Split
+    from gnnx.store import Dataset, Pending
 
-Split = Literal["train", "val", "test"]
-_SPLITS = ("train", "val", "test")
 _KINDS: dict[str | None, tuple[Kind, ...]] = {
     "auto": ("rows", "windows", "packs"),
     "windows": ("windows",),
@@ -182,7 +181,7 @@ class Loader:
         self.stats: EpochStats | None = None
         self._degrees, self._edge_index = degrees, edge_index
         self._ledger, self._source = dataset.ledger, dataset.features
-        self._seeds = _Seeds(dataset, split)
+        self._seeds = Seeds(dataset, split)
         self._new_sampler = functools.partial(
             NeighborSampler,
             dataset.graph,
@@ -370,7 +369,7 @@ class Loader:
         progress.enter("sampling")
         begin = time.perf_counter()
         blocks = self._sampler.sample(seeds, key)
-        edge_index = _union(blocks, self._ledger) if self._edge_index else None
+        edge_index = edge_union(blocks, self._ledger) if self._edge_index else None
         sampled = time.perf_counter()
         progress.enter("fetching features")
         n_id = blocks[0].src_id
@@ -481,98 +480,3 @@ def _discard(jobs: collections.deque[_Job], timeout_s: float) -> None:
             if rows is not None:
                 with contextlib.suppress(GnnxError):
                     rows.wait(max(0.0, limit - time.monotonic()))
-
-
-class _Seeds:
-    """Ids of a split and their labels, by position; on disk until `keep`.
-
-    Parameters
-    ----------
-    dataset
-        Where they are.
-    split
-        As of `Loader`.
-    """
-
-    def __init__(self, dataset: Dataset, split: Split | torch.Tensor | NDArray[np.int64]) -> None:
-        self.source: DiskFeatures | NDArray[np.int64]
-        if isinstance(split, str):
-            if split not in _SPLITS:
-                raise UsageError(f"split {split!r} is unknown", f"Give one of {_SPLITS}, or ids.")
-            self.source = dataset.split(split)
-            self.count = self.source.num_rows
-        else:
-            ids = torch.as_tensor(split)
-            if ids.dim() != 1 or ids.is_floating_point() or ids.dtype == torch.bool:
-                raise UsageError(
-                    f"split of {ids.dtype} {tuple(ids.shape)}", "Give node ids, (B,) integers."
-                )
-            self.source = ids.to(torch.int64).contiguous().numpy()
-            self.count = len(self.source)
-        self._labels = dataset.labels
-        self._kept_labels: torch.Tensor | None = None
-
-    @property
-    def num_bytes(self) -> int:
-        """HOST bytes that `keep` takes."""
-        # ids that are given are held already, but may have to be sorted to read their labels
-        id_bytes = 16 if isinstance(self.source, np.ndarray) else 8
-        label_bytes = self._labels.row_bytes if self._labels else 0
-        return self.count * (id_bytes + label_bytes) + 2 * 64
-
-    def keep(self, ledger: Ledger) -> None:
-        """Read all ids and labels: batches want a few of each, from all over the files."""
-        if not isinstance(self.source, np.ndarray):
-            ids = ledger.tensor(self.count, torch.int64, Tier.HOST, "seeds")
-            self.source = self.source.read_range(0, self.count, ids).numpy()
-        if self._labels is not None:
-            shape = (self.count, *self._labels.row_shape)
-            labels = ledger.tensor(shape, self._labels.dtype, Tier.HOST, "seeds")
-            self._kept_labels = self._labels.read(self.source, labels)
-
-    def ids(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Ids at positions."""
-        if isinstance(self.source, np.ndarray):
-            return self.source[positions]
-        return self.source.read(positions).numpy()
-
-    def fetch(self, positions: NDArray[np.int64]) -> tuple[NDArray[np.int64], Pending | None]:
-        """Ids at positions, and their labels on the way; None where there are none."""
-        ids = self.ids(positions)
-        if self._labels is None:
-            return ids, None
-        if self._kept_labels is not None:
-            return ids, Pending(self._kept_labels[torch.from_numpy(positions)])
-        return ids, self._labels.fetch(ids)
-
-
-def _union(blocks: list[Block], ledger: Ledger) -> torch.Tensor:
-    """Edges of all blocks, each once, (2, E) int64 in the local ids of the first block.
-
-    The sources of a block begin with those of the next one, so that local ids mean the same in
-    all. An edge that several layers drew keeps its first place, the seeds' layer first.
-    """
-    inward = blocks[::-1]
-    num_edges = sum(block.num_edges for block in inward)
-    bits = max(1, num_edges - 1).bit_length()
-    with ledger.reserve(48 * num_edges, Tier.HOST, "edge_index"):  # NumPy's own arrays below
-        e_id, src, dst = (
-            np.concatenate(parts)
-            for parts in zip(*(_edges(block) for block in inward), strict=True)
-        )
-        # in one integer, edge above place: a plain sort is twice as fast as a stable argsort
-        order = np.sort(e_id << bits | np.arange(num_edges))
-        new = np.ones(num_edges, np.bool_)
-        np.not_equal(order[1:] >> bits, order[:-1] >> bits, out=new[1:])
-        place = np.sort(order[new] & ((1 << bits) - 1))
-        union = ledger.tensor((2, len(place)), torch.int64, Tier.DEVICE, "batch")
-        for row, values in zip(union.numpy(), (src, dst), strict=True):
-            row[:] = values[place]
-    return union
-
-
-def _edges(block: Block) -> tuple[NDArray[np.int64], NDArray[Any], NDArray[Any]]:
-    """Position in the dataset's CSR, local source and local destination of every edge."""
-    assert block.e_id is not None  # the sampler was told to give it
-    dst = np.repeat(np.arange(block.num_dst), np.diff(block.indptr.numpy()))
-    return block.e_id.numpy(), block.indices.numpy(), dst

@@ -1,0 +1,6 @@
+"""The mini-batch engine: from an epoch's order to complete batches, prepared while one computes."""
+
+from gnnx.loader.engine import EpochStats, Loader
+from gnnx.loader.seeds import Split
+
+__all__ = ["EpochStats", "Loader", "Split"]

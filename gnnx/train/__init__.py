@@ -1,0 +1,20 @@
+"""Train a model on a data set within its budget, evaluate it exactly, stop and go on."""
+
+from gnnx.train.base import base_rss_bytes
+from gnnx.train.checkpoint import Checkpoint, load_checkpoint
+from gnnx.train.metrics import UNLABELLED, Metrics, evaluate
+from gnnx.train.reports import EpochReport, MemoryReport, TrainReport
+from gnnx.train.trainer import Trainer
+
+__all__ = [
+    "UNLABELLED",
+    "Checkpoint",
+    "EpochReport",
+    "MemoryReport",
+    "Metrics",
+    "TrainReport",
+    "Trainer",
+    "base_rss_bytes",
+    "evaluate",
+    "load_checkpoint",
+]

@@ -1,0 +1,140 @@
+"""A training's state on disk: whole after a kill at any moment, loaded without running code."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import pickle
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from gnnx.errors import DataError, ResourceError
+
+_FILE = "checkpoint.pt"
+_VERSION = 3
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """What inference needs of a training's state."""
+
+    config: dict[str, Any] | None
+    """Of a model of gnnx.nn; None where the model is the user's own."""
+    weights: dict[str, torch.Tensor]
+    """The best on validation."""
+    num_epochs: int
+    fingerprint: str
+
+
+def load_checkpoint(folder: Path | str) -> Checkpoint:
+    """Best weights of a training.
+
+    Parameters
+    ----------
+    folder
+        As given to `Trainer`.
+
+    Returns
+    -------
+    Checkpoint
+        Loaded without unpickling code.
+
+    Raises
+    ------
+    DataError
+        There is no checkpoint, or it is damaged or of another version.
+    """
+    content = read_state(folder)
+    return Checkpoint(
+        content["settings"]["model"],
+        content["best_weights"],
+        len(content["epochs"]),
+        content["settings"]["fingerprint"],
+    )
+
+
+def has_state(folder: Path | str) -> bool:
+    """Whether a training has left its state in a folder."""
+    return _path(folder).exists()
+
+
+def write_state(folder: Path | str, state: dict[str, Any]) -> None:
+    """Replace the state in a folder by another, or leave it as it is.
+
+    Parameters
+    ----------
+    folder
+        Made where it is absent.
+    state
+        Tensors, numbers, strings, and containers of them.
+
+    Raises
+    ------
+    ResourceError
+        The file system refuses.
+    """
+    path = _path(folder)
+    partial = path.with_suffix(".partial")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with partial.open("wb") as file:
+            torch.save({"version": _VERSION} | state, file)
+            file.flush()
+            os.fsync(file.fileno())
+        partial.replace(path)  # atomic: a kill leaves the old state or the new one
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            partial.unlink()
+        raise ResourceError(
+            f"{path}: {error.strerror or error}", "Free some space, or give another folder."
+        ) from None
+
+
+def read_state(folder: Path | str) -> dict[str, Any]:
+    """State that `write_state` has left.
+
+    Parameters
+    ----------
+    folder
+        As given there.
+
+    Returns
+    -------
+    dict
+        As given there; tensors on the CPU.
+
+    Raises
+    ------
+    DataError
+        There is none, or it is damaged or of another version.
+    ResourceError
+        The file system refuses.
+    """
+    path = _path(folder)
+    if not path.exists():
+        raise DataError(f"{path}: no such checkpoint", "Train with --checkpoint DIR first.")
+    try:
+        state: object = torch.load(path, map_location="cpu", weights_only=True)
+    except OSError as error:
+        raise ResourceError(
+            f"{path}: {error.strerror or error}", "Check the file's permissions and the disk."
+        ) from None
+    except (RuntimeError, EOFError, KeyError, ValueError, pickle.UnpicklingError) as error:
+        raise DataError(
+            f"{path}: damaged checkpoint ({type(error).__name__})",
+            "Delete it and train again.",
+        ) from error
+    version = state.get("version") if isinstance(state, dict) else None
+    if not isinstance(state, dict) or version != _VERSION:
+        raise DataError(
+            f"{path}: checkpoint version {version}, {_VERSION} expected",
+            "Train again with this version of gnnx.",
+        )
+    return state
+
+
+def _path(folder: Path | str) -> Path:
+    return Path(folder) / _FILE

@@ -1,0 +1,59 @@
+"""What a training did, as programs and people read it."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class EpochReport:
+    """What one epoch did. Times are wall seconds; sampling and fetching overlap computing."""
+
+    epoch: int
+    loss: float
+    val_loss: float | None
+    val_accuracy: float | None
+    seconds: float
+    sample_s: float
+    fetch_s: float
+    wait_s: float
+    compute_s: float
+    eval_s: float
+    rows_requested: int
+    rows_hit: int
+    rows_from_packs: int
+    rows_from_disk: int
+    disk_read_bytes: int
+    disk_written_bytes: int
+    windows: int
+    fill_bytes: int
+    """Read before the epoch to fill the cache, which evaluation empties where HOST is short."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class MemoryReport:
+    """Budget beside fact, in bytes. The base is the interpreter, torch and the compiled kernels."""
+
+    budget_bytes: int | None
+    device_budget_bytes: int | None
+    peak_ledger_bytes: int
+    peak_device_ledger_bytes: int
+    peak_rss_bytes: int
+    base_rss_bytes: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class TrainReport:
+    """What a training did; accuracies are those of the weights best on validation."""
+
+    epochs: list[EpochReport]
+    best_epoch: int | None
+    val_accuracy: float | None
+    test_accuracy: float | None
+    num_parameters: int
+    memory: MemoryReport
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain dictionaries and lists, ready for JSON."""
+        return dataclasses.asdict(self)
