@@ -23,7 +23,7 @@ import cgroup
 
 from gnnx.memory import format_bytes, parse_bytes
 
-GNNX = [sys.executable, "-m", "gnnx.cli"]
+GNNX = [sys.executable, "-m", "gnnx"]
 
 
 def train(dataset: Path, memory: str, options: list[str], limit: int | None = None) -> Any:

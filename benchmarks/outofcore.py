@@ -199,7 +199,7 @@ def main() -> None:
     path = folder / f"synth-{arguments.nodes}-{arguments.edges}-{WIDTH}"
     if not path.exists():
         sizes = [f"--nodes={arguments.nodes}", f"--edges={arguments.edges}", f"--features={WIDTH}"]
-        command = [sys.executable, "-m", "gnnx.cli", "synth", str(path), *sizes, "--classes=16"]
+        command = [sys.executable, "-m", "gnnx", "synth", str(path), *sizes, "--classes=16"]
         subprocess.run([*command, "--split=0.1,0.01,0.01", "--memory=2GiB"], check=True)
     trace = make_trace(folder, path, arguments.batch_size, arguments.batches)
     file = path / "nodes/node/x.npy"

@@ -35,7 +35,7 @@ def main() -> int:
     began = time.perf_counter()
     if not is_whole(FOLDER):
         console.rule("a graph on disk")
-        command = [sys.executable, "-m", "gnnx.cli", "synth", FOLDER, *SYNTH.split()]
+        command = [sys.executable, "-m", "gnnx", "synth", FOLDER, *SYNTH.split()]
         subprocess.run([*command, "--memory", MEMORY, "--overwrite"], check=True)
     console.rule(f"a GraphSAGE in {MEMORY}")
     with gnnx.open(FOLDER, memory=MEMORY, device_memory=DEVICE_MEMORY) as dataset:

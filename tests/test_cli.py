@@ -6,8 +6,10 @@ import logging
 import os
 import pty
 import re
+import signal
 import subprocess
 import sys
+import time
 
 import pytest
 import typer
@@ -210,11 +212,11 @@ def test_interrupt_is_not_lost_in_a_finaliser():
     """Python forgets what is raised in `__del__`, where a training spends part of its time."""
     code = (
         "import os, signal, time\n"
-        "from gnnx.cli import interrupt\n"
+        "from gnnx import interrupts\n"
         "class Buffer:\n"
         "    def __del__(self):\n"
         "        os.kill(os.getpid(), signal.SIGTERM); time.sleep(0.1)\n"
-        "interrupt.install()\n"
+        "interrupts.meet()\n"
         "try:\n"
         "    Buffer(); time.sleep(30)\n"
         "except KeyboardInterrupt:\n"
@@ -224,6 +226,26 @@ def test_interrupt_is_not_lost_in_a_finaliser():
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=20, check=True
     )
     assert (done.stdout, done.stderr) == ("met\n", "")
+
+
+@pytest.mark.parametrize("delay_s", [0.0, 0.05, 0.1, 0.2, 0.4, 0.8])
+def test_interrupt_while_it_starts_is_130(delay_s):
+    """Typer and Rich take a third of a second to import, and torch more than one."""
+    started = (
+        "from gnnx import __main__, interrupts\n"
+        "meet = interrupts.meet\n"
+        "interrupts.meet = lambda: (meet(), print(flush=True))\n"
+        "__main__.main()\n"
+    )
+    words = [sys.executable, "-c", started, "doctor"]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        time.sleep(delay_s)
+        process.send_signal(signal.SIGINT)
+        _, err = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert b"Traceback" not in err
 
 
 def test_unknown_option_is_usage():

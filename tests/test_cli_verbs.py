@@ -296,7 +296,7 @@ def test_doctor_names_no_person(tmp_path):
 
 
 def command(*words: object) -> list[str]:
-    return [sys.executable, "-m", "gnnx.cli", *map(str, words)]
+    return [sys.executable, "-m", "gnnx", *map(str, words)]
 
 
 def test_output_of_a_process(tmp_path):

@@ -275,7 +275,7 @@ def test_a_killed_partition_leaves_nothing_in_the_way(tmp_path):
         indptr=csr[0],
         indices=csr[1].astype(np.int32),
     )
-    command = [sys.executable, "-m", "gnnx.cli", "partition", str(path)]
+    command = [sys.executable, "-m", "gnnx", "partition", str(path)]
     options = ["--parts", "4", "--quiet", "--overwrite"]
     began = time.monotonic()
     subprocess.run([*command, str(tmp_path / "whole"), *options], check=True, timeout=100)

@@ -52,7 +52,7 @@ SETS = {
 def gnnx(*words: str) -> dict:
     """Answer of a command."""
     print("$ gnnx", *words, file=sys.stderr, flush=True)
-    command = [sys.executable, "-m", "gnnx.cli", *words, "--quiet", "--json"]
+    command = [sys.executable, "-m", "gnnx", *words, "--quiet", "--json"]
     return json.loads(subprocess.run(command, capture_output=True, check=True, text=True).stdout)
 
 

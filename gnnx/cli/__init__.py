@@ -15,7 +15,6 @@ from gnnx.cli import (
     export,
     infer,
     info,
-    interrupt,
     partition,
     prepare,
     synth,
@@ -66,9 +65,3 @@ def _options(
     ] = False,
 ) -> None:
     pass
-
-
-def main() -> None:
-    """Run the command line."""
-    interrupt.install()
-    app()

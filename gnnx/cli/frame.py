@@ -22,6 +22,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from gnnx import interrupts
 from gnnx.errors import BudgetError, DataError, GnnxError, ResourceError, RunError, UsageError
 
 if TYPE_CHECKING:
@@ -105,6 +106,8 @@ def guarded(verb: Callable[..., Answer]) -> Callable[..., None]:
         except (BrokenPipeError, typer.Exit):
             raise
         except Exception as error:
+            if interrupts.were_met():
+                raise KeyboardInterrupt from error
             _fail(verb.__name__, error, as_json=as_json)
         if as_json:
             _print_document(verb.__name__, answer.document)
@@ -257,15 +260,24 @@ def _explained(error: Exception) -> GnnxError:
             "Lower --memory or the batch size, or end other programs.",
         )
     if isinstance(error, OSError):
-        where = f"{error.filename}: " if error.filename is not None else ""
-        cause = f"{where}{error.strerror or error}"
-        if isinstance(error, FileNotFoundError | NotADirectoryError | IsADirectoryError):
-            return DataError(cause, "Check the path.")
-        return ResourceError(cause, "Check free space, permissions and limits there.")
+        return _explained_os(error)
     return RunError(
         f"unexpected {type(error).__name__}: {_first_line(error)}",
         "This is a defect of gnnx: GNNX_DEBUG=1 shows the traceback, please report it.",
     )
+
+
+def _explained_os(error: OSError) -> GnnxError:
+    if isinstance(error, TimeoutError):  # one of Python's own, which says nothing of a file
+        return RunError(
+            f"something has not ended in time: {_first_line(error)}",
+            "Check that the disk answers; GNNX_DEBUG=1 shows what waited.",
+        )
+    where = f"{error.filename}: " if error.filename is not None else ""
+    cause = f"{where}{error.strerror or error}"
+    if isinstance(error, FileNotFoundError | NotADirectoryError | IsADirectoryError):
+        return DataError(cause, "Check the path.")
+    return ResourceError(cause, "Check free space, permissions and limits there.")
 
 
 def _is_out_of_memory(error: Exception) -> bool:

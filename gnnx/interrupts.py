@@ -10,9 +10,10 @@ if TYPE_CHECKING:
     from sys import UnraisableHookArgs
 
 _AGAIN_S = 0.01
+_met: list[int] = []
 
 
-def install() -> None:
+def meet() -> None:
     """Raise KeyboardInterrupt in the main thread on request.
 
     Python raises it between two steps of whatever runs there. Where that is a finaliser, which
@@ -23,7 +24,13 @@ def install() -> None:
     sys.unraisablehook = _again
 
 
-def _interrupt(_signal: int, _frame: object) -> NoReturn:
+def were_met() -> bool:
+    """Whether there was a request: an extension that is being imported makes it another error."""
+    return bool(_met)
+
+
+def _interrupt(number: int, _frame: object) -> NoReturn:
+    _met.append(number)
     raise KeyboardInterrupt
 
 

@@ -1,5 +1,0 @@
-"""``python -m gnnx.cli`` is ``gnnx``."""
-
-from gnnx.cli import main
-
-main()
