@@ -6,6 +6,8 @@ import contextlib
 import dataclasses
 import os
 import pickle
+import zipfile
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,17 @@ from gnnx.errors import DataError, ResourceError
 
 _FILE = "checkpoint.pt"
 _VERSION = 3
+_DAMAGES = (
+    RuntimeError,
+    EOFError,
+    KeyError,
+    ValueError,
+    NotImplementedError,  # zipfile: a compression that it does not know
+    pickle.UnpicklingError,
+    zipfile.BadZipFile,
+    zlib.error,
+)
+_AGAIN = "Delete it and train again."
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -117,16 +130,20 @@ def read_state(folder: Path | str) -> dict[str, Any]:
     if not path.exists():
         raise DataError(f"{path}: no such checkpoint", "Train with --checkpoint DIR first.")
     try:
-        state: object = torch.load(path, map_location="cpu", weights_only=True)
+        with zipfile.ZipFile(path) as archive:
+            torn = archive.testzip()  # torch writes checksums, and does not look at them
+        state: object = None if torn else torch.load(path, map_location="cpu", weights_only=True)
     except OSError as error:
         raise ResourceError(
             f"{path}: {error.strerror or error}", "Check the file's permissions and the disk."
         ) from None
-    except (RuntimeError, EOFError, KeyError, ValueError, pickle.UnpicklingError) as error:
+    except _DAMAGES as error:
         raise DataError(
             f"{path}: damaged checkpoint ({type(error).__name__})",
-            "Delete it and train again.",
+            _AGAIN,
         ) from error
+    if torn:
+        raise DataError(f"{path}: damaged checkpoint (checksum of {torn})", _AGAIN)
     version = state.get("version") if isinstance(state, dict) else None
     if not isinstance(state, dict) or version != _VERSION:
         raise DataError(
