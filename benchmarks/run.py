@@ -15,6 +15,7 @@ BENCHMARKS = {
     "sampling": ["sampling.py"],
     "spmm": ["spmm.py"],
     "attention": ["attention.py"],
+    "sage_step": ["sage_step.py"],
     "prepare": ["prepare.py", str(DATA)],
     "outofcore": ["outofcore.py", str(DATA)],
     "budget": ["budget.py", str(DATA)],

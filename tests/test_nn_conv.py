@@ -183,6 +183,37 @@ def test_under_autocast(conv):
         assert (got - want).norm() < 0.02 * want.norm()
 
 
+@pytest.mark.parametrize(("num_others", "rows"), [(0, 60), (6000, 60)])
+def test_sage_projects_first_where_that_is_less_work(num_others, rows):
+    """A layer that narrows sums its narrow rows, unless most sources are no destinations."""
+    num_src = rows + num_others
+    indptr, indices = (torch.from_numpy(t) for t in oracles.random_csr(0, rows, num_src, 600))
+    indices = indices.int()
+    block = Block(
+        indptr=indptr,
+        indices=indices,
+        src_id=torch.arange(num_src),
+        key=Key(0),
+        transpose=Transpose(*ops.transpose(indptr, indices, num_src)),
+    )
+    conv, h = SAGEConv(64, 16), torch.randn(num_src, 64)
+    summed = []
+
+    class Widths(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            if func in {torch.ops.gnnx.spmm.default, torch.ops.gnnx.sage.default}:
+                summed.append(args[2].shape[1])
+            return func(*args, **(kwargs or {}))
+
+    with Widths():
+        out = conv(block, h)
+    assert summed == [64 if num_others else 16]
+    neighbours = ops.spmm(indptr, indices, h, reduce="mean")
+    assert torch.allclose(
+        out, conv.linear_self(h[:rows]) + conv.linear_neigh(neighbours), rtol=1e-4, atol=1e-5
+    )
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
 def test_output_has_the_type_of_the_layer(dtype):
     graph = random_graph(2, 20, 100)

@@ -146,11 +146,15 @@ class SAGEConv(nn.Module):
             `h` has not S rows.
         """
         _check_rows(block, h)
-        own: Tensor = self.linear_self(h[: block.num_dst])
-        if self.aggr == "mean" and self.out_features < self.in_features:
-            return own + _aggregate(block, self.linear_neigh(h), "mean")
-        neighbours: Tensor = self.linear_neigh(_aggregate(block, h, self.aggr))
-        return own + neighbours
+        own, neigh = self.linear_self, self.linear_neigh
+        if self.aggr == "mean" and not _narrows(block, self.in_features, self.out_features):
+            args = own.weight, neigh.weight, own.bias
+            return ops.sage(block.indptr, block.indices, h, *args, transpose=block.transpose)
+        out: Tensor = own(h[: block.num_dst])
+        if self.aggr == "mean":
+            return out + _aggregate(block, neigh(h), "mean")
+        neighbours: Tensor = neigh(_aggregate(block, h, self.aggr))
+        return out + neighbours
 
     def extra_repr(self) -> str:
         """Widths and aggregation, as torch's layers show them."""
@@ -159,6 +163,16 @@ class SAGEConv(nn.Module):
 
 def _aggregate(block: Block, h: Tensor, reduce: ops.Reduce) -> Tensor:
     return ops.spmm(block.indptr, block.indices, h, reduce=reduce, transpose=block.transpose)
+
+
+def _narrows(block: Block, num_in: int, num_out: int) -> bool:
+    """Whether to project first: the edges move less than the sources that are no destinations cost.
+
+    A processor does some 8 operations, CPU or GPU, in the time of a byte: the 4 (F - G) bytes that
+    an edge saves are weighed against the 2 F G operations of a row that had not to be projected.
+    """
+    saved = 32 * block.num_edges * (num_in - num_out)
+    return saved > 2 * (block.num_src - block.num_dst) * num_in * num_out
 
 
 def _check_rows(block: Block, h: Tensor) -> None:

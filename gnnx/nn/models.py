@@ -302,4 +302,8 @@ def _widths(
 
 def _with_relu_between(convs: Sequence[nn.Module], dropout: float) -> list[ConvLayer]:
     *inner, last = convs
-    return [*(ConvLayer(conv, dropout, nn.ReLU()) for conv in inner), ConvLayer(last, dropout)]
+    # in place: no convolution needs its output for its gradient, and ReLU's comes from its own
+    return [
+        *(ConvLayer(conv, dropout, nn.ReLU(inplace=True)) for conv in inner),
+        ConvLayer(last, dropout),
+    ]

@@ -1,4 +1,4 @@
-"""Message passing on tensors: spmm, sddmm, edge softmax, attention, gather, transpose, dropout.
+"""Message passing on tensors: spmm, sddmm, edge softmax, attention, gather, sage, and their kin.
 
 Shapes: D destinations, S sources, E edges, R rows, F feature width, H heads. A CSR is ``indptr
 (D + 1,) int64`` and ``indices (E,) int32 or int64``: row d lists the sources of d, in any order,
@@ -24,7 +24,7 @@ from gnnx.ops._numba import transpose_into
 if TYPE_CHECKING:
     from gnnx.random import Key
 
-__all__ = ["attention", "dropout", "edge_softmax", "gather", "sddmm", "spmm", "transpose"]
+__all__ = ["attention", "dropout", "edge_softmax", "gather", "sage", "sddmm", "spmm", "transpose"]
 
 Reduce: TypeAlias = Literal["sum", "mean", "max", "min"]
 Csr: TypeAlias = tuple[Tensor, Tensor, Tensor]
@@ -265,6 +265,75 @@ def gather(x: Tensor, index: Tensor) -> Tensor:
     return spmm(indptr, index.contiguous(), x)
 
 
+def sage(
+    indptr: Tensor,
+    indices: Tensor,
+    x: Tensor,
+    w_self: Tensor,
+    w_neigh: Tensor,
+    bias: Tensor | None = None,
+    *,
+    transpose: Csr | None = None,
+) -> Tensor:
+    """Layer of GraphSAGE, fused: y_d = W_self x_d + b + W_neigh mean_e x_src(e).
+
+    The first D sources are the destinations. It computes what `spmm` and torch's products would,
+    without their temporaries: products are added into one another, and the gradient of the own
+    rows into that of the neighbours.
+
+    Parameters
+    ----------
+    indptr
+        (D + 1,) int64; row d spans ``indices[indptr[d]:indptr[d + 1]]``.
+    indices
+        (E,) int32 or int64, sources, each in [0, S).
+    x
+        (S, F), S at least D, types as in `spmm`.
+    w_self
+        (G, F) of the dtype of `x`.
+    w_neigh
+        (G, F) of the dtype of `x`.
+    bias
+        (G,) of the dtype of `x`.
+    transpose
+        As in `spmm`.
+
+    Returns
+    -------
+    Tensor
+        (D, G) of the dtype of `x`, or of autocast's, as of torch's products; the mean of no
+        neighbours is 0. Differentiable in `x` and the parameters, any number of times.
+
+    Raises
+    ------
+    UsageError
+        A dtype, shape or device is wrong, or x has fewer rows than there are destinations.
+    """
+    _check_csr(indptr, indices)
+    x, w_self, w_neigh = _autocast(x), _autocast(w_self), _autocast(w_neigh)
+    bias = None if bias is None else _autocast(bias)
+    _check_features("sage", "x", x, indptr)
+    if len(x) < len(indptr) - 1:
+        raise UsageError(
+            f"sage: x has {len(x)} rows, the graph {len(indptr) - 1} destinations",
+            "Give the rows of the destinations first, then the other sources'.",
+        )
+    shape = w_self.shape[0], x.shape[1]
+    given: list[tuple[str, Tensor, tuple[int, ...]]]
+    given = [("w_self", w_self, shape), ("w_neigh", w_neigh, shape)]
+    given += [] if bias is None else [("bias", bias, shape[:1])]
+    for name, part, wanted in given:
+        if part.shape != wanted or part.dtype != x.dtype or part.device != x.device:
+            raise UsageError(
+                f"sage: {name} is {tuple(part.shape)} {part.dtype} on {part.device}, "
+                f"{wanted} {x.dtype} on {x.device} is needed",
+                "Give weights (G, F) and a bias (G,) like x.",
+            )
+    args = x.contiguous(), w_self, w_neigh, bias, *(transpose or _NO_TRANSPOSE)
+    out: Tensor = _operators.sage(indptr, indices, *args)[0]
+    return out
+
+
 def transpose(indptr: Tensor, indices: Tensor, num_src: int, out: Csr | None = None) -> Csr:
     """List the same edges by source: a stable counting sort on one thread, without the GIL.
 
@@ -350,6 +419,14 @@ def dropout(x: Tensor, row_id: Tensor, p: float, key: Key) -> Tensor:
         return x
     out: Tensor = _operators.dropout(x.contiguous(), row_id.contiguous(), p, list(key))
     return out
+
+
+def _autocast(x: Tensor) -> Tensor:
+    """Cast an operand as autocast does those of torch's products: all but float64."""
+    kind = x.device.type
+    if not torch.is_autocast_enabled(kind) or x.dtype == torch.float64:
+        return x
+    return x.to(torch.get_autocast_dtype(kind))
 
 
 def _check_csr(indptr: Tensor, indices: Tensor) -> None:

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from gnnx.ops import _cuda, _numba, _reference
+from gnnx.ops._numba.pages import empty
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -40,6 +41,8 @@ _SCHEMAS = {
     "attention_grad": f"({_CSR}, Tensor x, Tensor a_dst, Tensor a_src, float slope, Tensor out, "
     "Tensor lse, Tensor positive, Tensor share, Tensor grad, Tensor t_indptr, Tensor t_indices)"
     " -> (Tensor, Tensor, Tensor)",
+    "sage": f"({_CSR}, Tensor x, Tensor w_self, Tensor w_neigh, Tensor? bias, {_TRANSPOSE})"
+    " -> (Tensor, Tensor)",
     "dropout": "(Tensor x, Tensor row_id, float p, SymInt[] key) -> Tensor",
 }
 
@@ -52,13 +55,16 @@ _BACKENDS = {
 }  # by torch's dispatch key; a backend serves the operators it names
 
 
-def _operator(name: str, fake: Callable[..., Any]) -> Any:
+def _operator(
+    name: str, fake: Callable[..., Any], composed: Callable[..., Any] | None = None
+) -> Any:
     """Define gnnx::name with the kernel of that name in each backend that has one.
 
-    `fake` gives outputs of the right shapes and dtypes without computing them.
+    `fake` gives outputs of the right shapes and dtypes without computing them. An operator that is
+    `composed` of others here needs no kernel of its own.
     """
     _library.define(name + _SCHEMAS[name], tags=torch.Tag.pt2_compliant_tag)
-    _library.impl(name, getattr(_reference, name), "CompositeExplicitAutograd")
+    _library.impl(name, composed or getattr(_reference, name), "CompositeExplicitAutograd")
     for key, backend in _BACKENDS.items():
         if hasattr(backend, name):
             _library.impl(name, getattr(backend, name), key)
@@ -354,6 +360,70 @@ def _dropout_backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
 
 
 _differentiable("dropout", _dropout_backward, _keep_dropout)
+
+
+# sage: y_d = W_self x_d + b + W_neigh n_d with the mean n of the neighbours. Written in autograd's
+# own operators the gradient of x[:D] is a tensor of size S x F, zero but for D rows, that is added
+# to another. Here each product is added into what is there, and n is kept, as an output that a
+# second derivative may pass through.
+
+
+def _sage(
+    indptr: Tensor,
+    indices: Tensor,
+    x: Tensor,
+    w_self: Tensor,
+    w_neigh: Tensor,
+    bias: Tensor | None,
+    *parts: Tensor | None,
+) -> tuple[Tensor, Tensor]:
+    neigh = spmm(indptr, indices, x, None, "mean", *parts)
+    shape, own = (len(neigh), len(w_self)), x[: len(neigh)]
+    out = empty(*shape, dtype=x.dtype) if x.is_cpu else x.new_empty(shape)
+    if bias is None:
+        torch.mm(own, w_self.t(), out=out)
+    else:
+        torch.addmm(bias, own, w_self.t(), out=out)
+    return out.addmm_(neigh, w_neigh.t()), neigh
+
+
+def _fake_sage(
+    indptr: Tensor, indices: Tensor, x: Tensor, w_self: Tensor, *_: Any
+) -> tuple[Tensor, Tensor]:
+    num_rows = indptr.shape[0] - 1
+    return x.new_empty(num_rows, w_self.shape[0]), x.new_empty(num_rows, x.shape[1])
+
+
+sage = _operator("sage", _fake_sage, _sage)
+
+
+def _keep_sage(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    indptr, indices, x, w_self, w_neigh, _, *parts = inputs
+    ctx.set_materialize_grads(False)
+    ctx.save_for_backward(indptr, indices, x, w_self, w_neigh, output[1], *parts)
+
+
+def _sage_backward(
+    ctx: Any, grad: Tensor | None, grad_neigh: Tensor | None
+) -> tuple[Tensor | None, ...]:
+    indptr, indices, x, w_self, w_neigh, neigh, *parts = ctx.saved_tensors
+    _, _, need_x, need_self, need_neigh, need_bias, *_ = ctx.needs_input_grad
+    if grad is None:
+        grad = x.new_zeros(len(neigh), len(w_self))
+    dx = None
+    if need_x:
+        t_indptr, t_indices, t_edge = _transposed(indptr, indices, len(x), parts)
+        d_neigh = grad @ w_neigh if grad_neigh is None else torch.addmm(grad_neigh, grad, w_neigh)
+        args = d_neigh, None, "spread", indptr, indices, None, t_edge
+        dx = spmm(t_indptr, t_indices, *args)
+        dx[: len(neigh)].addmm_(grad, w_self)
+    d_self = grad.t() @ x[: len(neigh)] if need_self else None
+    d_weight = grad.t() @ neigh if need_neigh else None
+    d_bias = grad.sum(0) if need_bias else None
+    return None, None, dx, d_self, d_weight, d_bias, None, None, None
+
+
+_differentiable("sage", _sage_backward, _keep_sage)
 
 
 def _transposed(
