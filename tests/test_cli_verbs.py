@@ -110,7 +110,15 @@ def test_train_document_has_its_keys(graph):
     assert [set(epoch) for epoch in document["epochs"]] == 2 * [
         {
             *("epoch", "loss", "val_loss", "val_accuracy", "seconds", "sample_s", "fetch_s"),
-            *("wait_s", "compute_s", "eval_s", "rows_requested", "rows_hit", "rows_from_disk"),
+            *(
+                "wait_s",
+                "compute_s",
+                "checkpoint_s",
+                "eval_s",
+                "rows_requested",
+                "rows_hit",
+                "rows_from_disk",
+            ),
             *("rows_from_packs", "windows", "disk_read_bytes", "disk_written_bytes", "fill_bytes"),
         }
     ]

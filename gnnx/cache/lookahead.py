@@ -110,6 +110,8 @@ class Lookahead:
         Steps of the epoch.
     timeout_s
         Time limit of a wait, in seconds.
+    first_step
+        The first step to be fetched.
     """
 
     def __init__(
@@ -120,18 +122,20 @@ class Lookahead:
         wanted: Callable[[int], NDArray[np.int64]],
         num_steps: int,
         timeout_s: float,
+        *,
+        first_step: int = 0,
     ) -> None:
         self._dataset, self._features, self._strategy = dataset, features, strategy
         self._wanted, self._num_steps, self._timeout_s = wanted, num_steps, timeout_s
         self._changed = threading.Condition()
         self._spans: collections.deque[_Span] = collections.deque()
-        self._num_covered, self._stage = 0, "waiting to begin"
+        self._num_covered, self._stage = first_step, "waiting to begin"
         self._stopped = False
         self._error: BaseException | None = None
         self._counts = WindowCounts()
         self._thread: threading.Thread | None = None
         if strategy.kind == "rows":
-            self._publish(_Span(0, num_steps, None))
+            self._publish(_Span(first_step, num_steps, None))
         else:
             self._thread = threading.Thread(target=self._work, name="gnnx-ahead", daemon=True)
             self._thread.start()
@@ -195,6 +199,12 @@ class Lookahead:
             self._stopped = True
             self._changed.notify_all()
 
+    @property
+    def counts(self) -> WindowCounts:
+        """What the windows did so far, those in use included."""
+        with self._changed:
+            return sum(map(_counts_of, self._spans), self._counts)
+
     def close(self) -> WindowCounts:
         """Stop, wait for the thread, give back what the windows hold; no batch is under way."""
         self.stop()
@@ -210,18 +220,9 @@ class Lookahead:
 
     def _drop(self, span: _Span) -> None:
         """Count what a window did and give back what it holds."""
-        window = span.window
-        if window is None:
-            return
-        served, is_pack = window.rows_served, isinstance(window, PackedWindow)
-        self._counts += WindowCounts(
-            windows=1,
-            rows_read=window.rows_read,
-            rows_staged=0 if is_pack else served,
-            rows_packed=window.rows_packed,
-            rows_unpacked=served if is_pack else 0,
-        )
-        window.close()
+        self._counts += _counts_of(span)
+        if span.window is not None:
+            span.window.close()
 
     def _publish(self, span: _Span) -> None:
         with self._changed:
@@ -233,7 +234,7 @@ class Lookahead:
         """Make windows one after the other, in the thread."""
         try:
             window = None
-            for steps in lengths(self._strategy.steps, self._num_steps):
+            for steps in lengths(self._strategy.steps, self._num_steps - self._num_covered):
                 end = self._num_covered + steps
                 while self._num_covered < end and self._may_begin():
                     window = self._make(self._num_covered, end, window)
@@ -291,3 +292,17 @@ class Lookahead:
             return rows
         kept = self._features.rows
         return kept.absent(rows, None, kept.lacks(rows))[0]
+
+
+def _counts_of(span: _Span) -> WindowCounts:
+    window = span.window
+    if window is None:
+        return WindowCounts()
+    served, is_pack = window.rows_served, isinstance(window, PackedWindow)
+    return WindowCounts(
+        windows=1,
+        rows_read=window.rows_read,
+        rows_staged=0 if is_pack else served,
+        rows_packed=window.rows_packed,
+        rows_unpacked=served if is_pack else 0,
+    )

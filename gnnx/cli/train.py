@@ -74,6 +74,15 @@ def train(
     checkpoint: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Keep the state of each epoch here.")
     ] = None,
+    checkpoint_every: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            metavar="STEPS",
+            show_default="after each epoch",
+            help="Keep the state also after so many steps, to resume from there.",
+        ),
+    ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on from --checkpoint.")] = False,
     memory: Memory = None,
     device_memory: DeviceMemory = None,
@@ -94,6 +103,10 @@ def train(
         raise UsageError(f"--aggr {aggr} has no meaning for {model}", "Leave --aggr out.")
     if resume and checkpoint is None:
         raise UsageError("--resume has nothing to go on from", "Give --checkpoint DIR as well.")
+    if checkpoint_every is not None and checkpoint is None:
+        raise UsageError(
+            f"--checkpoint-every {checkpoint_every} has no folder", "Give --checkpoint DIR as well."
+        )
     import torch
 
     import gnnx
@@ -139,6 +152,7 @@ def train(
             opened,
             autocast=torch.bfloat16 if bf16 else None,
             checkpoint=checkpoint,
+            checkpoint_every=checkpoint_every,
             **options,
         )
         result = trainer.fit(epochs, resume=resume, progress=report)

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from gnnx.cache import FeatureCache
+    from gnnx.cache.features import AccessCounts
     from gnnx.cache.strategy import Kind
     from gnnx.graph import Block
     from gnnx.loader.seeds import Split
@@ -84,12 +85,18 @@ class EpochStats:
     steps: int
     """Batches handed out."""
 
+    def __add__(self, other: EpochStats) -> EpochStats:
+        """Join what two passes over parts of an epoch did."""
+        pairs = zip(dataclasses.astuple(self), dataclasses.astuple(other), strict=True)
+        return EpochStats(*(one + another for one, another in pairs))
+
 
 class Loader:
     """Mini-batches of a split, an epoch a ``for`` loop, prepared while the current one computes.
 
     The order of an epoch is a keyed permutation of the split, and the sample of a step is keyed by
-    (seed, epoch, step). An epoch that is left early is the same when it is begun again.
+    (seed, epoch, step). An epoch that is left early is the same when it is begun again, and one can
+    be begun at any step: no batch before it is prepared.
 
     HOST memory is shared out (`plan`) when the first epoch begins: what the batches leave keeps
     the topology, then the feature rows that are expected to be wanted most. The rows of the others
@@ -134,8 +141,9 @@ class Loader:
     ----------
     epoch : int
         Epochs run to their end; set it to go on from there.
-    stats : EpochStats or None
-        Of the last epoch.
+    step : int
+        Step that the next pass begins with; set it to go on inside an epoch. It is 0 again when
+        that pass has begun.
 
     Raises
     ------
@@ -177,8 +185,8 @@ class Loader:
         self.cache, self.lookahead = cache, lookahead
         self.prefetch, self.timeout_s = prefetch, timeout_s
         self.device = torch.device(device)
-        self.epoch = 0
-        self.stats: EpochStats | None = None
+        self.epoch = self.step = 0
+        self._current: _Epoch | None = None
         self._degrees, self._edge_index = degrees, edge_index
         self._ledger, self._source = dataset.ledger, dataset.features
         self._seeds = Seeds(dataset, split)
@@ -202,7 +210,12 @@ class Loader:
         return whole + (rest > 0 and not self.drop_last)
 
     def __iter__(self) -> Iterator[MiniBatch]:
-        """Run one epoch."""
+        """Run one epoch, from `step` on."""
+        first, self.step = self.step, 0
+        if not 0 <= first <= len(self):
+            raise UsageError(
+                f"step {first} of an epoch of {len(self)} steps", f"Begin at 0 to {len(self)}."
+            )
         features = self.features
         if not self._crowded:
             try:
@@ -211,7 +224,12 @@ class Loader:
                 _log.warning(
                     "The feature cache stays empty in epoch %d: %s", self.epoch, error.cause
                 )
-        return self._run(_Epoch(self.epoch, len(self), features))
+        return self._run(_Epoch(self.epoch, first, len(self), self.dataset, features))
+
+    @property
+    def stats(self) -> EpochStats | None:
+        """What the last pass did, so far where it is under way; None before the first."""
+        return None if self._current is None else self._current.stats()
 
     @property
     def features(self) -> FeatureCache:
@@ -250,37 +268,21 @@ class Loader:
 
     def _run(self, epoch: _Epoch) -> Iterator[MiniBatch]:
         """Hand out the batches of an epoch and leave nothing behind, however it ends."""
-        io, features, file = self.dataset.io, epoch.features, self._source.file
-        counts, busy_s, bytes_read = features.counts, io.busy_s, io.bytes_read
-        feature_bytes = file.bytes_read
-        fill_bytes, self._filled = features.fill_bytes - self._filled, features.fill_bytes
-        epoch.ahead = self._look_ahead(epoch)
+        fill_bytes, self._filled = (
+            epoch.features.fill_bytes - self._filled,
+            epoch.features.fill_bytes,
+        )
+        epoch.begin(self._look_ahead(epoch), fill_bytes)
+        self._current = epoch
         try:
-            for step in range(epoch.num_steps):
-                self._submit(epoch, max(step, self._ahead - 1))
+            for step in range(epoch.first, epoch.num_steps):
+                self._submit(epoch, max(step, epoch.first + self._ahead - 1))
                 yield self._next(epoch)  # by no name: the consumer alone holds it from now on
             self.epoch = epoch.number + 1
         finally:
             epoch.ahead.stop()
             _discard(epoch.jobs, self.timeout_s)
-            asked, windows = features.counts - counts, epoch.windows + epoch.ahead.close()
-            one_by_one = asked.rows_missed - windows.rows_staged - windows.rows_unpacked
-            shared = max(0, windows.rows_staged - windows.rows_read)
-            self.stats = EpochStats(
-                sample_s=epoch.sample_s,
-                fetch_s=epoch.copy_s + io.busy_s - busy_s,
-                wait_s=epoch.wait_s,
-                rows_requested=asked.rows_requested,
-                rows_hit=asked.rows_hit + shared,
-                rows_from_packs=windows.rows_unpacked,
-                rows_from_disk=one_by_one + windows.rows_read,
-                feature_read_bytes=file.bytes_read - feature_bytes,
-                disk_read_bytes=io.bytes_read - bytes_read,
-                disk_written_bytes=windows.rows_packed * features.row_bytes,
-                windows=windows.windows,
-                fill_bytes=fill_bytes,
-                steps=epoch.num_done,
-            )
+            epoch.end()
 
     def _look_ahead(self, epoch: _Epoch) -> Lookahead:
         """Begin to bring the rows of the epoch's batches."""
@@ -290,7 +292,13 @@ class Loader:
             return self._sampler.reach(self._seeds.ids(self._positions(key)), key)
 
         return Lookahead(
-            self.dataset, epoch.features, self._strategy, wanted, epoch.num_steps, self.timeout_s
+            self.dataset,
+            epoch.features,
+            self._strategy,
+            wanted,
+            epoch.num_steps,
+            self.timeout_s,
+            first_step=epoch.first + epoch.num_done,
         )
 
     def _positions(self, key: Key) -> NDArray[np.int64]:
@@ -423,13 +431,65 @@ class Loader:
 class _Epoch:
     """One pass over the split: what is in preparation, and what it has taken so far."""
 
-    def __init__(self, number: int, num_steps: int, features: FeatureCache) -> None:
-        self.number, self.num_steps, self.features = number, num_steps, features
+    def __init__(
+        self, number: int, first: int, num_steps: int, dataset: Dataset, features: FeatureCache
+    ) -> None:
+        self.number, self.first, self.num_steps = number, first, num_steps
+        self.features, self._io, self._file = features, dataset.io, dataset.features.file
         self.ahead: Lookahead  # from the first step on
         self.windows = WindowCounts()  # of those given up
         self.jobs: collections.deque[_Job] = collections.deque()
-        self.num_begun = self.num_done = 0
+        self.num_begun, self.num_done = first, 0
         self.sample_s = self.copy_s = self.wait_s = 0.0
+        self._final: EpochStats | None = None
+
+    def begin(self, ahead: Lookahead, fill_bytes: int) -> None:
+        """Count from here on."""
+        self.ahead, self._fill_bytes = ahead, fill_bytes
+        self._before = self._read()
+
+    def end(self) -> None:
+        """Count no longer."""
+        self.windows += self.ahead.close()
+        self._final = self._count(self.windows)
+
+    def stats(self) -> EpochStats:
+        """Tell what was done so far."""
+        return self._final or self._count(self.windows + self.ahead.counts)
+
+    def _read(self) -> _Counters:
+        io = self._io
+        return _Counters(self.features.counts, io.busy_s, io.bytes_read, self._file.bytes_read)
+
+    def _count(self, windows: WindowCounts) -> EpochStats:
+        before, now = self._before, self._read()
+        asked = now.asked - before.asked
+        one_by_one = asked.rows_missed - windows.rows_staged - windows.rows_unpacked
+        shared = max(0, windows.rows_staged - windows.rows_read)
+        return EpochStats(
+            sample_s=self.sample_s,
+            fetch_s=self.copy_s + now.busy_s - before.busy_s,
+            wait_s=self.wait_s,
+            rows_requested=asked.rows_requested,
+            rows_hit=asked.rows_hit + shared,
+            rows_from_packs=windows.rows_unpacked,
+            rows_from_disk=one_by_one + windows.rows_read,
+            feature_read_bytes=now.feature_bytes - before.feature_bytes,
+            disk_read_bytes=now.disk_bytes - before.disk_bytes,
+            disk_written_bytes=windows.rows_packed * self.features.row_bytes,
+            windows=windows.windows,
+            fill_bytes=self._fill_bytes,
+            steps=self.num_done,
+        )
+
+
+class _Counters(NamedTuple):
+    """Counts that never stop, read before a pass and after it."""
+
+    asked: AccessCounts
+    busy_s: float
+    disk_bytes: int
+    feature_bytes: int
 
 
 class _Progress:

@@ -16,7 +16,7 @@ import torch
 from gnnx.errors import DataError, ResourceError
 
 _FILE = "checkpoint.pt"
-_VERSION = 3
+_VERSION = 4
 _DAMAGES = (
     RuntimeError,
     EOFError,
@@ -99,11 +99,12 @@ def write_state(folder: Path | str, state: dict[str, Any]) -> None:
             os.fsync(file.fileno())
         partial.replace(path)  # atomic: a kill leaves the old state or the new one
     except OSError as error:
-        with contextlib.suppress(OSError):
-            partial.unlink()
         raise ResourceError(
             f"{path}: {error.strerror or error}", "Free some space, or give another folder."
         ) from None
+    finally:
+        with contextlib.suppress(OSError):  # an interrupt leaves nothing behind
+            partial.unlink()
 
 
 def read_state(folder: Path | str) -> dict[str, Any]:

@@ -19,6 +19,8 @@ class EpochReport:
     fetch_s: float
     wait_s: float
     compute_s: float
+    checkpoint_s: float
+    """Writing states inside the epoch; in `seconds`."""
     eval_s: float
     rows_requested: int
     rows_hit: int

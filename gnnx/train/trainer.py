@@ -77,6 +77,9 @@ class Trainer:
         Where the model runs.
     checkpoint
         Folder that is given the state after each epoch.
+    checkpoint_every
+        Steps between states that are written inside epochs as well; None writes none there. After
+        a kill at any moment the training goes on from the last state, with the same losses.
     """
 
     def __init__(  # noqa: PLR0913 - the knobs of a training, each with a default
@@ -100,6 +103,7 @@ class Trainer:
         seed: int = 0,
         device: torch.device | str = "cpu",
         checkpoint: Path | str | None = None,
+        checkpoint_every: int | None = None,
     ) -> None:
         if dataset.labels is None:
             raise DataError(
@@ -116,10 +120,16 @@ class Trainer:
                 f"{len(fanouts)} fanouts for a model of {len(layers)} layers",
                 "Give as many fanouts as the model has layers.",
             )
+        if checkpoint_every is not None and (checkpoint is None or checkpoint_every < 1):
+            raise UsageError(
+                f"a checkpoint every {checkpoint_every} steps in {checkpoint}",
+                "Give a folder for checkpoints, and at least 1 step.",
+            )
         self.model, self.dataset = model, dataset
         self.device, self.autocast, self.seed = torch.device(device), autocast, seed
         self.eval_every, self.patience, self.schedule = eval_every, patience, schedule
         self.checkpoint = None if checkpoint is None else Path(checkpoint)
+        self.checkpoint_every = checkpoint_every
         self.base_rss_bytes = base_rss_bytes(model, dataset)
         self.model.to(self.device)
         self.loader = Loader(
@@ -192,42 +202,39 @@ class Trainer:
     def _run_epoch(
         self, state: _State, scheduler: Any, progress: Progress | None, *, last: bool
     ) -> None:
-        epoch = self.loader.epoch = len(state.epochs)
-        begin = time.perf_counter()
-        loss, compute_s = self._train(epoch, scheduler, progress)
-        seconds = time.perf_counter() - begin
-        stats = self.loader.stats
-        assert stats is not None  # an epoch has ended
-        metrics, eval_s = Metrics(None, None, 0), 0.0
+        epoch = len(state.epochs)
+        self._train(state, scheduler, progress)
+        part, metrics, eval_s = state.part, Metrics(None, None, 0), 0.0
         if last or (self.eval_every and (epoch + 1) % self.eval_every == 0):
             metrics, eval_s = self._evaluate("val", progress)
         report = EpochReport(
             epoch=epoch,
-            loss=loss,
+            loss=part.loss_sum / part.num_seeds,
             val_loss=metrics.loss,
             val_accuracy=metrics.accuracy,
-            seconds=seconds,
-            sample_s=stats.sample_s,
-            fetch_s=stats.fetch_s,
-            wait_s=stats.wait_s,
-            compute_s=compute_s,
+            seconds=part.seconds,
+            compute_s=part.compute_s,
+            checkpoint_s=part.checkpoint_s,
             eval_s=eval_s,
-            rows_requested=stats.rows_requested,
-            rows_hit=stats.rows_hit,
-            rows_from_packs=stats.rows_from_packs,
-            rows_from_disk=stats.rows_from_disk,
-            disk_read_bytes=stats.disk_read_bytes,
-            disk_written_bytes=stats.disk_written_bytes,
-            windows=stats.windows,
-            fill_bytes=stats.fill_bytes,
+            **part.stats,
         )
         state.add(report, self.model)
 
-    def _train(self, epoch: int, scheduler: Any, progress: Progress | None) -> tuple[float, float]:
-        """Take a step a batch; mean loss of a seed, and seconds of computing."""
+    def _train(self, state: _State, scheduler: Any, progress: Progress | None) -> None:
+        """Take the steps of an epoch that the state has not seen."""
         self.model.train()
-        loss_sum, compute_s, num_seeds = 0.0, 0.0, 0
-        for step, batch in enumerate(self.loader):
+        epoch, before, begin = len(state.epochs), state.part, time.perf_counter()
+        loss_sum, num_seeds = before.loss_sum, before.num_seeds
+        compute_s, checkpoint_s = before.compute_s, before.checkpoint_s
+
+        def part(step: int) -> _Part:
+            seconds = before.seconds + time.perf_counter() - begin
+            stats = {name: getattr(self.loader.stats, name) for name in before.stats}
+            stats = {name: value + before.stats[name] for name, value in stats.items()}
+            return _Part(step, loss_sum, num_seeds, seconds, compute_s, checkpoint_s, stats)
+
+        self.loader.epoch, self.loader.step = epoch, before.step
+        for step, batch in enumerate(self.loader, start=before.step):
             started = time.perf_counter()
             loss = self._step(batch)
             scheduler.step()
@@ -241,7 +248,13 @@ class Trainer:
             compute_s += time.perf_counter() - started
             if progress:
                 progress(f"epoch {epoch + 1}", step + 1, len(self.loader))
-        return loss_sum / num_seeds, compute_s
+            done = epoch * len(self.loader) + step + 1
+            if self.checkpoint_every and done % self.checkpoint_every == 0:
+                started = time.perf_counter()
+                state.part = part(step + 1)
+                self._save(state, scheduler)
+                checkpoint_s += time.perf_counter() - started
+        state.part = part(len(self.loader))
 
     def _step(self, batch: MiniBatch) -> float:
         assert batch.y is not None  # the constructor has checked that there are labels
@@ -299,8 +312,9 @@ class Trainer:
         content = {
             "settings": self._settings | {"total_steps": state.total_steps},
             "epochs": [dataclasses.asdict(report) for report in state.epochs],
+            "part": dataclasses.asdict(state.part),
             "best_epoch": state.best_epoch,
-            "best_weights": state.best_weights,
+            "best_weights": state.best_weights or self.model.state_dict(),
             "model": self.model.state_dict(),
             "optimizer": self.optimizer.state_dict(),
             "scheduler": scheduler.state_dict(),
@@ -332,8 +346,31 @@ class Trainer:
         if self.device.type == "cuda" and "cuda" in content["generators"]:
             torch.cuda.set_rng_state(content["generators"]["cuda"], self.device)
         state.epochs = [EpochReport(**report) for report in content["epochs"]]
+        state.part = _Part(**content["part"])
         state.best_epoch = content["best_epoch"]
         state.best_weights = content["best_weights"]
+
+
+_LOADER_STATS = (
+    *("sample_s", "fetch_s", "wait_s", "rows_requested", "rows_hit", "rows_from_packs"),
+    *("rows_from_disk", "disk_read_bytes", "disk_written_bytes", "windows", "fill_bytes"),
+)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Part:
+    """An epoch up to a step: what was done in this run and in those before it."""
+
+    step: int = 0
+    loss_sum: float = 0.0
+    num_seeds: int = 0
+    seconds: float = 0.0
+    compute_s: float = 0.0
+    checkpoint_s: float = 0.0
+    stats: dict[str, Any] = dataclasses.field(
+        default_factory=lambda: dict.fromkeys(_LOADER_STATS, 0)
+    )
+    """Of the loader, by their names in `EpochReport`."""
 
 
 @dataclasses.dataclass(slots=True)
@@ -343,11 +380,14 @@ class _State:
     total_steps: int | None
     """None where the learning rate does not depend on it."""
     epochs: list[EpochReport] = dataclasses.field(default_factory=list)
+    part: _Part = dataclasses.field(default_factory=_Part)
+    """Of the epoch after these."""
     best_epoch: int | None = None
     best_weights: dict[str, torch.Tensor] = dataclasses.field(default_factory=dict)
 
     def add(self, report: EpochReport, model: nn.Module) -> None:
         self.epochs.append(report)
+        self.part = _Part()
         accuracy = report.val_accuracy
         best = None if self.best_epoch is None else self.epochs[self.best_epoch].val_accuracy
         if accuracy is not None and (best is None or accuracy > best):
