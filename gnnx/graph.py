@@ -198,6 +198,33 @@ class Block:
         """E."""
         return len(self.indices)
 
+    @functools.cached_property
+    def looped(self) -> Block:
+        """The block with exactly one edge from each destination to itself, first in its row.
+
+        What is known of the other edges alone is dropped: `e_id`, `edge_weight`, `edge_attr`.
+        """
+        nodes = torch.arange(self.num_dst, device=self.indptr.device)
+        rows = torch.repeat_interleave(nodes, self.indptr.diff(), output_size=self.num_edges)
+        others = self.indices != rows
+        rows = rows[others]
+        indptr = torch.zeros_like(self.indptr)
+        indptr[1:] = torch.cumsum(torch.bincount(rows, minlength=self.num_dst) + 1, 0)
+        indices = self.indices.new_empty(len(rows) + self.num_dst)
+        indices[indptr[:-1]] = nodes.to(indices.dtype)
+        place = torch.arange(len(rows), device=rows.device) + rows + 1  # a loop a row before it
+        indices[place] = self.indices[others]
+        transpose = Transpose(*ops.transpose(indptr, indices, self.num_src))
+        return dataclasses.replace(
+            self,
+            indptr=indptr,
+            indices=indices,
+            transpose=transpose,
+            e_id=None,
+            edge_weight=None,
+            edge_attr=None,
+        )
+
     def to(self, device: torch.device | str) -> Block:
         """Copy the block to a device; the block itself where it is there already."""
         if self.indptr.device == torch.device(device):

@@ -103,6 +103,25 @@ def attention(indptr, indices, x, a_dst, a_src, slope):
     return out
 
 
+def edge_scores(indptr, indices, x_dst, x_src, att, slope, grad):
+    """Scores of GATv2 and their gradients by the three, element by element."""
+    num_heads, width = att.shape
+    out = np.zeros((len(indices), num_heads))
+    d_dst, d_src, d_att = np.zeros_like(x_dst), np.zeros_like(x_src), np.zeros_like(att)
+    for d in range(len(indptr) - 1):
+        for e in range(indptr[d], indptr[d + 1]):
+            s = indices[e]
+            for h in range(num_heads):
+                for f in range(width):
+                    both = x_dst[d, h, f] + x_src[s, h, f]
+                    steep = 1.0 if both > 0 else slope
+                    out[e, h] += att[h, f] * steep * both
+                    d_dst[d, h, f] += grad[e, h] * att[h, f] * steep
+                    d_src[s, h, f] += grad[e, h] * att[h, f] * steep
+                    d_att[h, f] += grad[e, h] * steep * both
+    return out, d_dst, d_src, d_att
+
+
 def edge_softmax_gradient(indptr, p, grad):
     """Gradient of sum(grad * p) by the scores that p is the softmax of."""
     out = np.zeros(p.shape)

@@ -101,9 +101,10 @@ def test_options_are_frozen():
         " --threads --overwrite --quiet --json",
         "info": "--json",
         "verify": "--threads --quiet --json",
-        "train": "--model --aggr --fanouts --layers --hidden --dropout --batch-size --epochs --lr"
+        "train": "--model --aggr --heads --fanouts --layers --hidden --dropout --batch-size --epochs --lr"
         " --weight-decay --optimizer --schedule --class-weights --bf16 --eval-every --patience"
-        " --checkpoint --resume --memory --device-memory --threads --device --seed --quiet --json",
+        " --checkpoint --checkpoint-every --resume --memory --device-memory --threads --device"
+        " --seed --quiet --json",
         "infer": "--checkpoint --out --memory --device-memory --threads --device --quiet --json",
         "export": "--what --rows --memory --json",
         "doctor": "--json",

@@ -182,6 +182,8 @@ def test_train_without_labels(tmp_path):
     [
         (["--layers", "3"], "--fanouts 3,3 has 2 numbers and --layers is 3"),
         (["--model", "gcn", "--aggr", "max"], "--aggr max has no meaning for gcn"),
+        (["--model", "sage", "--heads", "2"], "--heads 2 has no meaning for sage"),
+        (["--model", "gat", "--heads", "3"], "3 heads for a hidden width of 8"),
         (["--resume"], "--resume has nothing to go on from"),
         (["--fanouts", "3,x"], "--fanouts '3,x' is not a list of numbers"),
         (["--memory", "lots"], "'lots' is not a size in bytes"),
@@ -228,6 +230,20 @@ def test_infer_writes_a_row_a_node(graph, tmp_path):
     assert logits.shape == (200, 2)
     right = logits.argmax(1) == np.arange(200) // 100
     assert np.mean(right[160:]) == pytest.approx(trained["test_accuracy"])
+
+
+@pytest.mark.parametrize("model", ["gin", "gat", "gatv2"])
+def test_every_model_is_trained_resumed_and_inferred(graph, tmp_path, model):
+    state = ["--model", model, "--checkpoint", tmp_path / "run"]
+    run("train", graph, *TRAIN, *state, "--epochs", 1)
+    resumed = run("train", graph, *TRAIN, *state, "--epochs", 2, "--resume")
+    whole = run("train", graph, *TRAIN, "--model", model)
+    assert [e["loss"] for e in whole["epochs"]] == [e["loss"] for e in resumed["epochs"]]
+    assert resumed["model"].get("heads") == (None if model == "gin" else 4)
+    out = tmp_path / "logits.npy"
+    run("infer", graph, "--checkpoint", tmp_path / "run", "--out", out)
+    right = np.load(out).argmax(1) == np.arange(200) // 100
+    assert np.mean(right[160:]) == pytest.approx(resumed["test_accuracy"])
 
 
 def test_infer_on_features_of_another_width(graph, tmp_path):

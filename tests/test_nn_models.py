@@ -6,13 +6,16 @@ import torch
 from gnnx import ops
 from gnnx.errors import UsageError
 from gnnx.graph import Graph
-from gnnx.nn import GCN, SAGE, ConvLayer, Dropout, GCNConv, Stack, build_model
+from gnnx.nn import GAT, GCN, GIN, SAGE, ConvLayer, Dropout, GATv2, GCNConv, Stack, build_model
 from gnnx.random import Key
 
 MODELS = {
     "gcn": lambda **more: GCN(5, 8, 3, 3, **more),
     "sage": lambda **more: SAGE(5, 8, 3, 3, **more),
     "sage max": lambda **more: SAGE(5, 8, 3, 3, aggr="max", **more),
+    "gin": lambda **more: GIN(5, 8, 3, 3, **more),
+    "gat": lambda **more: GAT(5, 8, 3, 3, heads=2, **more),
+    "gatv2": lambda **more: GATv2(5, 8, 3, 3, heads=2, **more),
 }
 
 
@@ -100,6 +103,8 @@ def test_number_of_layers(graph):
     assert [tuple(w) for w in widths] == [(8, 5), (8, 8), (8, 8), (3, 8)]
     with pytest.raises(UsageError, match="0 layers"):
         SAGE(5, 8, 3, 0)
+    with pytest.raises(UsageError, match="3 heads for a hidden width of 8"):
+        GAT(5, 8, 3, 2, heads=3)
     with pytest.raises(UsageError, match="2 blocks for a model of 3 layers"):
         GCN(5, 8, 3, 3)(blocks_of(graph, 2), torch.randn(30, 5))
     with pytest.raises(UsageError, match=r"p is 1\.5"):
@@ -108,7 +113,8 @@ def test_number_of_layers(graph):
 
 def test_degrees_are_asked_for_where_they_are_needed():
     assert GCN(5, 8, 3, 2).needs_degrees
-    assert not SAGE(5, 8, 3, 2).needs_degrees
+    assert GIN(5, 8, 3, 2).needs_degrees
+    assert not any(model(5, 8, 3, 2).needs_degrees for model in (SAGE, GAT, GATv2))
 
     class Own(torch.nn.Module):
         def forward(self, block, h):
@@ -150,7 +156,16 @@ def test_learns(name):
     assert (predicted == y).double().mean() > 0.9
 
 
-@pytest.mark.parametrize("model", [GCN(5, 4, 3, 2, 0.1), SAGE(5, 4, 3, 2, aggr="max")])
+@pytest.mark.parametrize(
+    "model",
+    [
+        GCN(5, 4, 3, 2, 0.1),
+        SAGE(5, 4, 3, 2, aggr="max"),
+        GIN(5, 4, 3, 2, train_eps=True),
+        GAT(5, 4, 3, 2, heads=2),
+        GATv2(5, 4, 3, 3, dropout=0.2),
+    ],
+)
 def test_a_config_makes_an_equal_model(model):
     again = build_model(model.config)
     assert type(again) is type(model)

@@ -259,3 +259,83 @@ def test_other_wrong_arguments_are_named():
         ops.sddmm(INDPTR, INDICES, A, A, op="mul")
     with pytest.raises(UsageError, match=r"logits is \(3, 2, 1\)"):
         ops.edge_softmax(INDPTR, torch.ones(3, 2, 1))
+
+
+@settings(max_examples=60)
+@given(
+    seed=st.integers(0, 2**32 - 1),
+    num_dst=st.integers(0, 10),
+    num_src=st.integers(1, 10),
+    num_edges=st.integers(0, 80),
+    num_heads=st.integers(1, 4),
+    width=st.sampled_from([1, 2, 7, 16, 33]),
+    slope=st.sampled_from([0.0, 0.2, 1.0]),
+    index_dtype=st.sampled_from([torch.int32, torch.int64]),
+    with_transpose=st.booleans(),
+)
+def test_edge_scores_against_loops(
+    seed, num_dst, num_src, num_edges, num_heads, width, slope, index_dtype, with_transpose
+):
+    torch.manual_seed(seed)
+    indptr, indices = graph(seed, num_dst, num_src, num_edges, index_dtype)
+    shapes = (num_dst, num_heads, width), (num_src, num_heads, width), (num_heads, width)
+    args = [torch.randn(shape, dtype=torch.float64).requires_grad_() for shape in shapes]
+    transpose = ops.transpose(indptr, indices, num_src) if with_transpose else None
+    out = ops.edge_scores(indptr, indices, *args, slope=slope, transpose=transpose)
+    grad = torch.randn_like(out)
+    values = [t.detach().numpy() for t in (indptr, indices, *args)]
+    wanted = oracles.edge_scores(*values, slope, grad.numpy())
+    for got, right in zip((out, *torch.autograd.grad(out, args, grad)), wanted, strict=True):
+        assert np.allclose(got.detach(), right, rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_edge_scores_of_every_type(dtype):
+    """The reference agrees, over pieces of edges too; bits do not depend on threads."""
+    csr = graph(3, 600, 500, 4000, torch.int32)
+    x_dst, x_src = (torch.randn(n, 2, 40).to(dtype) for n in (600, 500))
+    att, grad = torch.randn(2, 40).to(dtype), torch.randn(4000, 2).to(dtype)
+    transpose = ops.transpose(*csr, 500)
+    args = *csr, x_dst, x_src, att, 0.2
+    step, before = torch.finfo(dtype).eps, threads.num_threads()
+    results = []
+    try:
+        for count in (1, 3):
+            threads.set_num_threads(count)
+            grads = _numba.edge_scores_grad(*args, grad, *transpose)
+            results.append((_numba.edge_scores(*args), *grads))
+    finally:
+        threads.set_num_threads(before)
+    assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
+    wanted = _reference.edge_scores(*args), *_reference.edge_scores_grad(*args, grad)
+    for got, right in zip(results[0], wanted, strict=True):
+        assert got.dtype == right.dtype == dtype
+        assert torch.allclose(got, right, rtol=8 * step, atol=8 * step * float(right.abs().max()))
+
+
+def test_edge_scores_keep_nan_and_refuse_wrong_arguments():
+    indptr, indices = torch.tensor([0, 1, 2]), torch.tensor([0, 1])
+    x = torch.tensor([1.0, float("nan")])[:, None, None]
+    out = ops.edge_scores(indptr, indices, torch.ones(2, 1, 1), x, torch.ones(1, 1))
+    assert out[0].item() == 2.0
+    assert out[1].isnan()
+    good = torch.ones(2, 2, 3), torch.ones(2, 2, 3), torch.ones(2, 3)
+    for place, wrong, cause in (
+        (0, torch.ones(3, 2, 3), r"x_dst is \(3, 2, 3\), \(2, 2, 3\) is needed"),
+        (1, torch.ones(2, 1, 3), r"x_src is \(2, 1, 3\)"),
+        (2, torch.ones(3), r"att is \(3,\)"),
+        (1, torch.ones(2, 2, 3).double(), "x_src torch.float64"),
+    ):
+        args = [wrong if i == place else t for i, t in enumerate(good)]
+        with pytest.raises(UsageError, match=cause):
+            ops.edge_scores(indptr, indices, *args)
+    with pytest.raises(UsageError, match="slope is -1"):
+        ops.edge_scores(indptr, indices, *good, slope=-1)
+
+
+def test_edge_scores_pass_torch_s_checks():
+    csr = graph(5, 6, 5, 20)
+    args = [torch.randn(shape, dtype=torch.float64) for shape in ((6, 2, 3), (5, 2, 3), (2, 3))]
+    args = [t.requires_grad_() for t in args]
+    assert torch.autograd.gradcheck(lambda *a: ops.edge_scores(*csr, *a), args)
+    torch.library.opcheck(torch.ops.gnnx.edge_scores.default, (*csr, *args, 0.2, None, None, None))

@@ -30,10 +30,18 @@ if TYPE_CHECKING:
 
 def train(
     dataset: Annotated[Path, typer.Argument(metavar="DATASET", help="Folder of the dataset.")],
-    model: Annotated[Literal["gcn", "sage"], typer.Option(help="Kind of network.")] = "gcn",
+    model: Annotated[
+        Literal["gcn", "sage", "gin", "gat", "gatv2"], typer.Option(help="Kind of network.")
+    ] = "gcn",
     aggr: Annotated[
         Literal["mean", "max"] | None,
         typer.Option(show_default="mean, of sage", help="How sage joins neighbours."),
+    ] = None,
+    heads: Annotated[
+        int | None,
+        typer.Option(
+            min=1, metavar="N", show_default="4, of gat, gatv2", help="Heads that attend apart."
+        ),
     ] = None,
     fanouts: Annotated[
         str,
@@ -99,8 +107,11 @@ def train(
             f"--fanouts {fanouts} has {len(hops)} numbers and --layers is {layers}",
             "Give one fanout a layer, or leave --layers out.",
         )
-    if aggr is not None and model != "sage":
-        raise UsageError(f"--aggr {aggr} has no meaning for {model}", "Leave --aggr out.")
+    own: dict[str, dict[str, Any]] = {"sage": {"aggr": aggr or "mean"}}
+    own["gat"] = own["gatv2"] = {"heads": heads or 4}
+    for name, value in ("aggr", aggr), ("heads", heads):
+        if value is not None and name not in own.get(model, {}):
+            raise UsageError(f"--{name} {value} has no meaning for {model}", f"Leave --{name} out.")
     if resume and checkpoint is None:
         raise UsageError("--resume has nothing to go on from", "Give --checkpoint DIR as well.")
     if checkpoint_every is not None and checkpoint is None:
@@ -131,9 +142,8 @@ def train(
             "out_features": opened.num_classes,
             "num_layers": len(hops),
             "dropout": dropout,
+            **own.get(model, {}),
         }
-        if model == "sage":
-            config["aggr"] = aggr or "mean"
         options: dict[str, Any] = {
             "fanouts": hops,
             "batch_size": batch_size,

@@ -5,16 +5,35 @@ how blocks come to be: the same model runs on sampled blocks, on the whole graph
 Parameters are drawn from torch's default generator.
 """
 
-from gnnx.nn.conv import GCNConv, SAGEConv
-from gnnx.nn.models import GCN, MODELS, SAGE, ConvLayer, Dropout, Stack, build_model, needs_degrees
+from gnnx.nn.attention import GATConv, GATv2Conv
+from gnnx.nn.conv import GCNConv, GINConv, SAGEConv
+from gnnx.nn.models import (
+    GAT,
+    GCN,
+    GIN,
+    MODELS,
+    SAGE,
+    ConvLayer,
+    Dropout,
+    GATv2,
+    Stack,
+    build_model,
+    needs_degrees,
+)
 
 __all__ = [
+    "GAT",
     "GCN",
+    "GIN",
     "MODELS",
     "SAGE",
     "ConvLayer",
     "Dropout",
+    "GATConv",
+    "GATv2",
+    "GATv2Conv",
     "GCNConv",
+    "GINConv",
     "SAGEConv",
     "Stack",
     "build_model",

@@ -1,12 +1,12 @@
 """Convolutions: one block's aggregation with its parameters.
 
 Shapes: S sources, D destinations, F width of a row in, G out. Nothing of size E x F exists; a
-convolution aggregates at the narrower of F and G.
+convolution with one matrix a neighbour aggregates at the narrower of F and G.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -71,7 +71,7 @@ class GCNConv(nn.Module):
         UsageError
             The block has no degrees, or has edge weights; `h` has not S rows.
         """
-        _check_rows(block, h)
+        check_rows(block, h)
         if self.out_features < self.in_features:
             out = _normalized_sum(block, nn.functional.linear(h, self.weight))
         else:
@@ -145,7 +145,7 @@ class SAGEConv(nn.Module):
         UsageError
             `h` has not S rows.
         """
-        _check_rows(block, h)
+        check_rows(block, h)
         own, neigh = self.linear_self, self.linear_neigh
         if self.aggr == "mean" and not _narrows(block, self.in_features, self.out_features):
             args = own.weight, neigh.weight, own.bias
@@ -159,6 +159,77 @@ class SAGEConv(nn.Module):
     def extra_repr(self) -> str:
         """Widths and aggregation, as torch's layers show them."""
         return f"{self.in_features}, {self.out_features}, aggr={self.aggr!r}"
+
+
+class GINConv(nn.Module):
+    """Graph isomorphism network (Xu et al., 2019): nn((1 + eps) h_d + sum_e h_src(e)).
+
+    A row of which a sampler drew k of d edges has its sum scaled by d / k, so that it is right on
+    average.
+
+    Parameters
+    ----------
+    mlp
+        Network from width F to width G, called with (D, F); the paper's has two layers.
+    eps
+        At first.
+    train_eps
+        Whether eps is a parameter.
+    """
+
+    needs_degrees = True
+    """Blocks must carry whole-graph degrees: a sum grows with the edges drawn."""
+
+    eps: Tensor
+
+    def __init__(self, mlp: nn.Module, eps: float = 0.0, train_eps: bool = False) -> None:
+        super().__init__()
+        self.mlp, self.initial_eps = mlp, eps
+        if train_eps:
+            self.eps = nn.Parameter(torch.tensor([float(eps)]))
+        else:
+            self.register_buffer("eps", torch.tensor([float(eps)]))
+
+    def reset_parameters(self) -> None:
+        """Draw the network's parameters anew, each module's as it does; eps as at first."""
+        module: Any
+        for module in self.mlp.modules():
+            if hasattr(module, "reset_parameters"):
+                module.reset_parameters()
+        self.eps.data.fill_(self.initial_eps)
+
+    def forward(self, block: Block, h: Tensor) -> Tensor:
+        """Convolve a block.
+
+        Parameters
+        ----------
+        block
+            With `dst_degree`; edge weights play no part.
+        h
+            (S, F)
+
+        Returns
+        -------
+        Tensor
+            (D, G)
+
+        Raises
+        ------
+        UsageError
+            The block has no degrees; `h` has not S rows.
+        """
+        check_rows(block, h)
+        if block.dst_degree is None:
+            raise _no_degrees("GINConv")
+        total = _aggregate(block, h, "sum")
+        drawn = _drawn(block, block.dst_degree, torch.promote_types(h.dtype, torch.float32))
+        own = (1 + self.eps) * h[: block.num_dst]
+        out: Tensor = self.mlp((total * drawn[:, None] + own).to(h.dtype))
+        return out
+
+    def extra_repr(self) -> str:
+        """First eps, and whether it is learned, as torch's layers show them."""
+        return f"eps={self.initial_eps}, train_eps={isinstance(self.eps, nn.Parameter)}"
 
 
 def _aggregate(block: Block, h: Tensor, reduce: ops.Reduce) -> Tensor:
@@ -175,7 +246,8 @@ def _narrows(block: Block, num_in: int, num_out: int) -> bool:
     return saved > 2 * (block.num_src - block.num_dst) * num_in * num_out
 
 
-def _check_rows(block: Block, h: Tensor) -> None:
+def check_rows(block: Block, h: Tensor) -> None:
+    """Refuse an input that has not one row for every source."""
     if len(h) != block.num_src:
         raise UsageError(
             f"h has {len(h)} rows, the block {block.num_src} sources",
@@ -191,17 +263,25 @@ def _normalized_sum(block: Block, h: Tensor) -> Tensor:
             "Train on an unweighted graph, or use SAGEConv.",
         )
     if block.src_degree is None or block.dst_degree is None or block.src_loop is None:
-        raise UsageError(
-            "GCNConv: the block has no degrees of the whole graph",
-            "Make blocks with Loader(..., degrees=True), or with Graph.block().",
-        )
+        raise _no_degrees("GCNConv")
     wide = torch.promote_types(h.dtype, torch.float32)
     scale = (block.src_degree + ~block.src_loop).to(wide).rsqrt()  # the loop to add counts
     own = scale[: block.num_dst]
-    num_drawn = block.indptr.diff().clamp(min=1)
-    drawn = block.dst_degree.to(wide) / num_drawn  # d / k: 1 where the row is whole
+    drawn = _drawn(block, block.dst_degree, wide)
     added = torch.where(block.src_loop[: block.num_dst], 0.0, own * own)
     # factors of float32 would make a narrower h wide: each product is rounded back
     total = _aggregate(block, (h * scale[:, None]).to(h.dtype), "sum")
     out = total * (own * drawn)[:, None] + h[: block.num_dst] * added[:, None]
     return out.to(h.dtype)
+
+
+def _drawn(block: Block, degree: Tensor, dtype: torch.dtype) -> Tensor:
+    """By what a sum over k drawn of d edges falls short, d / k: 1 where the row is whole."""
+    return degree.to(dtype) / block.indptr.diff().clamp(min=1)
+
+
+def _no_degrees(layer: str) -> UsageError:
+    return UsageError(
+        f"{layer}: the block has no degrees of the whole graph",
+        "Make blocks with Loader(..., degrees=True), or with Graph.block().",
+    )

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import itertools
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from torch import Tensor, nn
 
 from gnnx import ops
 from gnnx.errors import UsageError
-from gnnx.nn.conv import GCNConv, SAGEConv
+from gnnx.nn.attention import GATConv, GATv2Conv
+from gnnx.nn.conv import GCNConv, GINConv, SAGEConv
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -164,7 +165,72 @@ class Stack(nn.Module):
         return x
 
 
-class GCN(Stack):
+class _Layered(Stack):
+    """Layers of one convolution, dropout before each, an activation between.
+
+    Parameters
+    ----------
+    in_features
+        Width of the input.
+    hidden_features
+        Width of what passes between layers.
+    out_features
+        Width of the output.
+    num_layers
+        At least 1.
+    dropout
+        Probability of an element to be zeroed in training, the input's included.
+    **options
+        Of `_conv`.
+
+    Attributes
+    ----------
+    config : dict
+        What `build_model` makes an equal one of.
+    """
+
+    name: ClassVar[str]
+
+    def __init__(
+        self,
+        in_features: int,
+        hidden_features: int,
+        out_features: int,
+        num_layers: int,
+        dropout: float,
+        **options: Any,
+    ) -> None:
+        if num_layers < 1:
+            raise UsageError(f"a model of {num_layers} layers", "Give at least one layer.")
+        widths = [in_features, *[hidden_features] * (num_layers - 1), out_features]
+        *inner, last = itertools.pairwise(widths)
+        layers = [
+            ConvLayer(self._conv(*pair, False, **options), dropout, self._activation())
+            for pair in inner
+        ]
+        super().__init__([*layers, ConvLayer(self._conv(*last, True, **options), dropout)])
+        self.config = {
+            "model": self.name,
+            "in_features": in_features,
+            "hidden_features": hidden_features,
+            "out_features": out_features,
+            "num_layers": num_layers,
+            **options,
+            "dropout": dropout,
+        }
+
+    @staticmethod
+    def _conv(in_features: int, out_features: int, last: bool) -> nn.Module:
+        """Make a layer's convolution; `last` is that of the output."""
+        raise NotImplementedError
+
+    @staticmethod
+    def _activation() -> nn.Module:
+        # in place: no convolution before it needs its own output for its gradient
+        return nn.ReLU(inplace=True)
+
+
+class GCN(_Layered):
     """Layers of `GCNConv`, dropout before each, ReLU between (Kipf and Welling, 2017).
 
     Parameters
@@ -179,12 +245,9 @@ class GCN(Stack):
         At least 1.
     dropout
         Probability of an element to be zeroed in training, the input's included.
-
-    Attributes
-    ----------
-    config : dict
-        What `build_model` makes an equal one of.
     """
+
+    name = "gcn"
 
     def __init__(
         self,
@@ -194,20 +257,14 @@ class GCN(Stack):
         num_layers: int,
         dropout: float = 0.5,
     ) -> None:
-        widths = _widths(in_features, hidden_features, out_features, num_layers)
-        convs = [GCNConv(*pair) for pair in itertools.pairwise(widths)]
-        super().__init__(_with_relu_between(convs, dropout))
-        self.config = {
-            "model": "gcn",
-            "in_features": in_features,
-            "hidden_features": hidden_features,
-            "out_features": out_features,
-            "num_layers": num_layers,
-            "dropout": dropout,
-        }
+        super().__init__(in_features, hidden_features, out_features, num_layers, dropout)
+
+    @staticmethod
+    def _conv(in_features: int, out_features: int, last: bool) -> nn.Module:
+        return GCNConv(in_features, out_features)
 
 
-class SAGE(Stack):
+class SAGE(_Layered):
     """Layers of `SAGEConv`, dropout before each, ReLU between (Hamilton et al., 2017).
 
     Parameters
@@ -224,12 +281,9 @@ class SAGE(Stack):
         As in `SAGEConv`.
     dropout
         Probability of an element to be zeroed in training, the input's included.
-
-    Attributes
-    ----------
-    config : dict
-        What `build_model` makes an equal one of.
     """
+
+    name = "sage"
 
     def __init__(
         self,
@@ -240,18 +294,123 @@ class SAGE(Stack):
         aggr: Literal["mean", "max"] = "mean",
         dropout: float = 0.5,
     ) -> None:
-        widths = _widths(in_features, hidden_features, out_features, num_layers)
-        convs = [SAGEConv(*pair, aggr=aggr) for pair in itertools.pairwise(widths)]
-        super().__init__(_with_relu_between(convs, dropout))
-        self.config = {
-            "model": "sage",
-            "in_features": in_features,
-            "hidden_features": hidden_features,
-            "out_features": out_features,
-            "num_layers": num_layers,
-            "aggr": aggr,
-            "dropout": dropout,
-        }
+        super().__init__(in_features, hidden_features, out_features, num_layers, dropout, aggr=aggr)
+
+    @staticmethod
+    def _conv(
+        in_features: int, out_features: int, last: bool, aggr: Literal["mean", "max"] = "mean"
+    ) -> nn.Module:
+        return SAGEConv(in_features, out_features, aggr)
+
+
+class GIN(_Layered):
+    """Layers of `GINConv`, dropout before each, ReLU between (Xu et al., 2019).
+
+    A layer's network has two matrices with ReLU between, as wide as its output.
+
+    Parameters
+    ----------
+    in_features
+        Width of the input.
+    hidden_features
+        Width of what passes between layers.
+    out_features
+        Width of the output.
+    num_layers
+        At least 1.
+    train_eps
+        As in `GINConv`.
+    dropout
+        Probability of an element to be zeroed in training, the input's included.
+    """
+
+    name = "gin"
+
+    def __init__(
+        self,
+        in_features: int,
+        hidden_features: int,
+        out_features: int,
+        num_layers: int,
+        train_eps: bool = False,
+        dropout: float = 0.5,
+    ) -> None:
+        super().__init__(
+            in_features, hidden_features, out_features, num_layers, dropout, train_eps=train_eps
+        )
+
+    @staticmethod
+    def _conv(
+        in_features: int, out_features: int, last: bool, train_eps: bool = False
+    ) -> nn.Module:
+        first, second = nn.Linear(in_features, out_features), nn.Linear(out_features, out_features)
+        return GINConv(nn.Sequential(first, nn.ReLU(), second), train_eps=train_eps)
+
+
+class GAT(_Layered):
+    """Layers of `GATConv`, dropout before each, ELU between (Velickovic et al., 2018).
+
+    The heads of a hidden layer are put side by side and share its width; of the last layer, where
+    each is as wide as the output, the mean is taken.
+
+    Parameters
+    ----------
+    in_features
+        Width of the input.
+    hidden_features
+        Width of what passes between layers, a multiple of the heads.
+    out_features
+        Width of the output.
+    num_layers
+        At least 1.
+    heads
+        Of every layer.
+    dropout
+        Probability of an element to be zeroed in training, the input's included.
+
+    Raises
+    ------
+    UsageError
+        The heads do not divide the hidden width.
+    """
+
+    name = "gat"
+
+    @staticmethod
+    def _activation() -> nn.Module:
+        return nn.ELU()
+
+    conv: ClassVar[type[GATConv | GATv2Conv]] = GATConv
+
+    def __init__(
+        self,
+        in_features: int,
+        hidden_features: int,
+        out_features: int,
+        num_layers: int,
+        heads: int = 4,
+        dropout: float = 0.5,
+    ) -> None:
+        if heads < 1 or hidden_features % heads:
+            raise UsageError(
+                f"{heads} heads for a hidden width of {hidden_features}",
+                "Give a hidden width that is a multiple of the heads.",
+            )
+        super().__init__(
+            in_features, hidden_features, out_features, num_layers, dropout, heads=heads
+        )
+
+    @classmethod
+    def _conv(cls, in_features: int, out_features: int, last: bool, heads: int = 4) -> nn.Module:
+        width = out_features if last else out_features // heads
+        return cls.conv(in_features, width, heads, concat=not last)
+
+
+class GATv2(GAT):
+    """As `GAT`, with layers of `GATv2Conv` (Brody et al., 2022)."""
+
+    name = "gatv2"
+    conv = GATv2Conv
 
 
 def needs_degrees(module: nn.Module) -> bool:
@@ -259,7 +418,9 @@ def needs_degrees(module: nn.Module) -> bool:
     return any(getattr(part, "needs_degrees", False) for part in module.modules())
 
 
-MODELS: Mapping[str, type[GCN | SAGE]] = MappingProxyType({"gcn": GCN, "sage": SAGE})
+MODELS: Mapping[str, type[Any]] = MappingProxyType(
+    {model.name: model for model in (GCN, SAGE, GIN, GAT, GATv2)}
+)
 """Models by the name that a configuration gives them."""
 
 
@@ -286,24 +447,7 @@ def build_model(config: Mapping[str, Any]) -> Stack:
     if name not in MODELS:
         raise UsageError(f"model {name!r} is unknown", f"Give one of {', '.join(MODELS)}.")
     try:
-        return MODELS[name](**arguments)
+        model: Stack = MODELS[name](**arguments)
     except TypeError as error:
         raise UsageError(f"model {name}: {error}", "Give the arguments of its class.") from error
-
-
-def _widths(
-    in_features: int, hidden_features: int, out_features: int, num_layers: int
-) -> list[int]:
-    """Widths before, between and after the layers."""
-    if num_layers < 1:
-        raise UsageError(f"a model of {num_layers} layers", "Give at least one layer.")
-    return [in_features, *[hidden_features] * (num_layers - 1), out_features]
-
-
-def _with_relu_between(convs: Sequence[nn.Module], dropout: float) -> list[ConvLayer]:
-    *inner, last = convs
-    # in place: no convolution needs its output for its gradient, and ReLU's comes from its own
-    return [
-        *(ConvLayer(conv, dropout, nn.ReLU(inplace=True)) for conv in inner),
-        ConvLayer(last, dropout),
-    ]
+    return model

@@ -24,7 +24,17 @@ from gnnx.ops._numba import transpose_into
 if TYPE_CHECKING:
     from gnnx.random import Key
 
-__all__ = ["attention", "dropout", "edge_softmax", "gather", "sage", "sddmm", "spmm", "transpose"]
+__all__ = [
+    "attention",
+    "dropout",
+    "edge_scores",
+    "edge_softmax",
+    "gather",
+    "sage",
+    "sddmm",
+    "spmm",
+    "transpose",
+]
 
 Reduce: TypeAlias = Literal["sum", "mean", "max", "min"]
 Csr: TypeAlias = tuple[Tensor, Tensor, Tensor]
@@ -237,6 +247,72 @@ def attention(
     keep = torch.is_grad_enabled() and any(t.requires_grad for t in (x, a_dst, a_src))
     args = x.contiguous(), a_dst.contiguous(), a_src.contiguous(), float(slope), keep
     out: Tensor = _operators.attention(indptr, indices, *args, *(transpose or _NO_TRANSPOSE))[0]
+    return out
+
+
+def edge_scores(
+    indptr: Tensor,
+    indices: Tensor,
+    x_dst: Tensor,
+    x_src: Tensor,
+    att: Tensor,
+    *,
+    slope: float = 0.2,
+    transpose: Csr | None = None,
+) -> Tensor:
+    """Score edges as GATv2 (Brody et al., 2022): z_eh = att_h . LeakyReLU(x_dst(e)h + x_src(e)h).
+
+    Parameters
+    ----------
+    indptr
+        (D + 1,) int64; row d spans ``indices[indptr[d]:indptr[d + 1]]``.
+    indices
+        (E,) int32 or int64, sources, each in [0, S).
+    x_dst
+        (D, H, F), types as in `spmm`.
+    x_src
+        (S, H, F) of the dtype of `x_dst`.
+    att
+        (H, F) of the dtype of `x_dst`; float32 goes with float16 and bfloat16 too.
+    slope
+        Of the LeakyReLU below 0, at least 0.
+    transpose
+        As in `spmm`.
+
+    Returns
+    -------
+    Tensor
+        (E, H) of the dtype of `x_src`, in the order of `indices`. Differentiable once, in `x_dst`,
+        `x_src` and `att`.
+
+    Raises
+    ------
+    UsageError
+        A dtype, shape or device is wrong, or the slope is negative.
+    """
+    _check_csr(indptr, indices)
+    if att.dim() != 2:
+        raise UsageError(f"edge_scores: att is {tuple(att.shape)}", "Give (H, F): heads apart.")
+    _check_features("edge_scores", "att", att, indptr)
+    for name, x, num_rows in (("x_dst", x_dst, len(indptr) - 1), ("x_src", x_src, len(x_src))):
+        if x.shape != (num_rows, *att.shape):
+            raise UsageError(
+                f"edge_scores: {name} is {tuple(x.shape)}, {(num_rows, *att.shape)} is needed",
+                "Give one row for every node, with the heads and width of att.",
+            )
+        _check_features("edge_scores", name, x[:, :, 0], indptr)
+    if x_dst.dtype != x_src.dtype or att.dtype not in {
+        x_src.dtype,
+        torch.promote_types(x_src.dtype, torch.float32),
+    }:
+        raise UsageError(
+            f"edge_scores: x_dst is {x_dst.dtype}, x_src {x_src.dtype}, att {att.dtype}",
+            "Give all one dtype.",
+        )
+    if not slope >= 0:
+        raise UsageError(f"edge_scores: slope is {slope}", "Give a slope of at least 0.")
+    args = x_dst.contiguous(), x_src.contiguous(), att.contiguous(), float(slope)
+    out: Tensor = _operators.edge_scores(indptr, indices, *args, *(transpose or _NO_TRANSPOSE))
     return out
 
 

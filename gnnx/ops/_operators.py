@@ -43,6 +43,10 @@ _SCHEMAS = {
     " -> (Tensor, Tensor, Tensor)",
     "sage": f"({_CSR}, Tensor x, Tensor w_self, Tensor w_neigh, Tensor? bias, {_TRANSPOSE})"
     " -> (Tensor, Tensor)",
+    "edge_scores": f"({_CSR}, Tensor x_dst, Tensor x_src, Tensor att, float slope, {_TRANSPOSE})"
+    " -> Tensor",
+    "edge_scores_grad": f"({_CSR}, Tensor x_dst, Tensor x_src, Tensor att, float slope, "
+    "Tensor grad, Tensor t_indptr, Tensor t_indices, Tensor t_edge) -> (Tensor, Tensor, Tensor)",
     "dropout": "(Tensor x, Tensor row_id, float p, SymInt[] key) -> Tensor",
 }
 
@@ -337,6 +341,42 @@ def _attention_backward(ctx: Any, grad: Tensor, *_: Any) -> tuple[Tensor | None,
 
 
 _differentiable("attention", _attention_backward, _keep_attention)
+
+
+# edge_scores: z_eh = att_h . LeakyReLU(x_dst(e)h + x_src(e)h); both gradients walk the edges again.
+
+
+def _fake_edge_scores(
+    indptr: Tensor, indices: Tensor, x_dst: Tensor, x_src: Tensor, *_: Any
+) -> Tensor:
+    return x_src.new_empty(indices.shape[0], x_src.shape[1])
+
+
+edge_scores = _operator("edge_scores", _fake_edge_scores)
+
+
+def _fake_edge_scores_grad(
+    indptr: Tensor, indices: Tensor, x_dst: Tensor, x_src: Tensor, att: Tensor, *_: Any
+) -> tuple[Tensor, Tensor, Tensor]:
+    return torch.empty_like(x_dst), torch.empty_like(x_src), torch.empty_like(att)
+
+
+edge_scores_grad = _operator("edge_scores_grad", _fake_edge_scores_grad)
+
+
+def _keep_edge_scores(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    *tensors, ctx.slope, t_indptr, t_indices, t_edge = inputs
+    ctx.save_for_backward(*tensors, t_indptr, t_indices, t_edge)
+
+
+def _edge_scores_backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    indptr, indices, x_dst, x_src, att, *parts = ctx.saved_tensors
+    transposed = _transposed(indptr, indices, x_src.shape[0], parts)
+    args = indptr, indices, x_dst, x_src, att, ctx.slope, grad.contiguous()
+    return None, None, *edge_scores_grad(*args, *transposed), None, None, None, None
+
+
+_differentiable("edge_scores", _edge_scores_backward, _keep_edge_scores)
 
 
 # dropout: y = x m / (1 - p), and so is its gradient, with the same mask.

@@ -161,6 +161,45 @@ def attention_grad(  # noqa: PLR0913 - as the operator has them
     return dx.to(x.dtype), d_dst.to(a_dst.dtype), d_src.to(a_src.dtype)
 
 
+def edge_scores(
+    indptr: Tensor,
+    indices: Tensor,
+    x_dst: Tensor,
+    x_src: Tensor,
+    att: Tensor,
+    slope: float,
+    *_: object,
+) -> Tensor:
+    """Product of att with LeakyReLU(x_dst + x_src) on every edge; some edges at a time."""
+    rows, parts = _rows(indptr), []
+    for edges in _few(len(indices), att.numel()):
+        both = _wide(x_dst)[rows[edges]] + _wide(x_src).index_select(0, indices[edges])
+        parts.append((torch.where(both > 0, both, slope * both) * _wide(att)).sum(2))
+    return torch.cat([_wide(x_src).new_empty(0, att.shape[0]), *parts]).to(x_src.dtype)
+
+
+def edge_scores_grad(
+    indptr: Tensor,
+    indices: Tensor,
+    x_dst: Tensor,
+    x_src: Tensor,
+    att: Tensor,
+    slope: float,
+    grad: Tensor,
+    *_: object,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients by x_dst, x_src and att; some edges at a time."""
+    rows = _rows(indptr)
+    d_dst, d_src, d_att = (_wide(torch.zeros_like(x)) for x in (x_dst, x_src, att))
+    for edges in _few(len(indices), att.numel()):
+        both = _wide(x_dst)[rows[edges]] + _wide(x_src).index_select(0, indices[edges])
+        share = torch.where(both > 0, torch.ones_like(both), slope) * _wide(grad)[edges, :, None]
+        d_dst.index_add_(0, rows[edges], share * _wide(att))
+        d_src.index_add_(0, indices[edges], share * _wide(att))
+        d_att += (share * both).sum(0)
+    return d_dst.to(x_dst.dtype), d_src.to(x_src.dtype), d_att.to(att.dtype)
+
+
 def dropout(x: Tensor, row_id: Tensor, p: float, key: list[int]) -> Tensor:
     """Zero or scale each element by a draw of its key, row id and column."""
     state = _signed(mix_int(Key(*key).fold() ^ _DROPOUT))
@@ -168,6 +207,12 @@ def dropout(x: Tensor, row_id: Tensor, p: float, key: list[int]) -> Tensor:
     draws = _shifted(_mix(_mix(row_id ^ state)[:, None] + column), 32)
     scaled = _wide(x) * (1 / (1 - p) if p < 1 else 0.0)
     return torch.where(draws >= round(p * 2**32), scaled, 0.0).to(x.dtype)
+
+
+def _few(num_edges: int, width: int) -> list[slice]:
+    """Cut the edges so that a tensor of that width over a piece has about 4 M elements."""
+    step = max(1, (1 << 22) // max(width, 1))
+    return [slice(begin, begin + step) for begin in range(0, num_edges, step)]
 
 
 def _rows(indptr: Tensor) -> Tensor:
