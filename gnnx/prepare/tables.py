@@ -22,6 +22,7 @@ import pyarrow as pa
 from gnnx import threads
 from gnnx.errors import BudgetError, DataError, GnnxError, ResourceError, UsageError
 from gnnx.memory import Tier, format_bytes
+from gnnx.prepare.arrays import check_plain
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -159,6 +160,8 @@ class Tables:
         found = [path] if path.exists() else [Path(p) for p in sorted(glob.glob(str(path)))]
         if not found:
             raise DataError(f"{path}: no such file", "Give a path or glob that has matches.")
+        for match in found:
+            check_plain(match)
         return found
 
     def columns(self, scan: str) -> dict[str, str]:
@@ -309,6 +312,11 @@ def _header(path: Path, table: Table) -> list[str]:
         twice = next(name for name in names if names.count(name) > 1)
         raise DataError(f"{path.name}: column {twice!r} is there twice", "Name each column once.")
     return names
+
+
+def first_line(path: Path, table: Table) -> int:
+    """Line of the first row of a file, from 1; in Parquet, whose rows have no lines, 0."""
+    return 0 if _kind(path) == "parquet" else 1 + table.skip + table.header
 
 
 def literal(text: str) -> str:
