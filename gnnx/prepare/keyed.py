@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from gnnx.errors import UsageError
+from gnnx.errors import DataError, UsageError
 from gnnx.prepare.columns import NodeColumns
 from gnnx.prepare.edges import PairEdges
 from gnnx.prepare.keys import NodeKeys
@@ -71,10 +71,16 @@ def read_tables(
         scan, src, dst = keys.ends_of(edges, numbered=nodes is not None)
         if nodes is None:
             keys.number_edges([f"SELECT {end} AS key FROM {scan}" for end in (src, dst)])
-        pairs, unknown = keys.edges(scan, src, dst, where, drop=edges.unknown == "drop")
-        found = Source(PairEdges(pairs, "pairs"), unknown_ends=unknown)
-        if unknown:
-            found.unknown_at = keys.unknown_rows(edges, src, dst, EXAMPLES)
+        pairs, unknown = keys.edges(scan, src, dst, where)
+        places = keys.unknown_rows(edges, src, dst, EXAMPLES) if unknown else []
+        if unknown and edges.unknown == "refuse":
+            place, key = places[0].split(": ", 1)
+            raise DataError(
+                f"{where}: {unknown} of {len(pairs) + unknown} edges name nodes that are not in "
+                f"the node table, such as {key} ({place})",
+                'Add the nodes, or leave these edges out with unknown = "drop".',
+            )
+        found = Source(PairEdges(pairs, "pairs"), unknown_ends=unknown, unknown_at=places)
         num_nodes = keys.num_nodes
         found.num_nodes.append((where if nodes is None else nodes.files[0], num_nodes))
         if keyed:

@@ -137,7 +137,7 @@ class NodeKeys:
 
     # Edges
 
-    def edges(self, scan: str, src: str, dst: str, where: str, *, drop: bool) -> tuple[Array, int]:
+    def edges(self, scan: str, src: str, dst: str, where: str) -> tuple[Array, int]:
         """Edges in ids.
 
         Parameters
@@ -150,18 +150,11 @@ class NodeKeys:
             Likewise, of the destination.
         where
             File, for messages.
-        drop
-            Leave out edges that name unknown nodes.
 
         Returns
         -------
         tuple
-            (E, 2) int64, and the number of edges left out.
-
-        Raises
-        ------
-        DataError
-            An edge names an unknown node, and is not to be left out.
+            (E, 2) int64, without edges that name unknown nodes, and the number of these.
         """
         self._tables.run("SET preserve_insertion_order = false")  # the CSR is sorted anyway
         keyed = f"SELECT {src} AS s, {dst} AS d FROM {scan}"
@@ -175,20 +168,10 @@ class NodeKeys:
             pairs = np.ascontiguousarray(pairs[known], np.int64)
             scratch.append(pairs)
             count += len(pairs)
-        if unknown and not drop:
-            ((key,),) = self._tables.fetch(
-                f"SELECT min(coalesce(CASE WHEN a.id IS NULL THEN e.s ELSE e.d END::VARCHAR, '')) "
-                f"FROM {joined} WHERE a.id IS NULL OR b.id IS NULL"
-            )
-            raise DataError(
-                f"{where}: {unknown} of {count + unknown} edges name nodes that are not in the "
-                f"node table, such as {key!r}",
-                'Add the nodes, or leave these edges out with unknown = "drop".',
-            )
         return scratch.array(where, (count, 2), np.int64), unknown
 
     def unknown_rows(self, table: EdgeTable, src: str, dst: str, limit: int) -> list[str]:
-        """Places of the first edges that name unknown nodes.
+        """Find the first edges that name unknown nodes.
 
         Parameters
         ----------
@@ -211,8 +194,9 @@ class NodeKeys:
             scan = self._tables.scan(dataclasses.replace(table, files=(str(path),)), "edges")
             self._tables.in_order()
             rows = self._tables.fetch(
-                "SELECT n, CASE WHEN a.id IS NULL THEN e.s ELSE e.d END::VARCHAR FROM "
-                f"(SELECT row_number() OVER () - 1 AS n, {src} AS s, {dst} AS d FROM {scan}) e "
+                "SELECT n, CASE WHEN a.id IS NULL THEN p ELSE q END::VARCHAR FROM "
+                f"(SELECT row_number() OVER () - 1 AS n, {src} AS s, {dst} AS d, "
+                f"{quoted(table.src)} AS p, {quoted(table.dst)} AS q FROM {scan}) e "
                 "LEFT JOIN node a ON e.s = a.key LEFT JOIN node b ON e.d = b.key "
                 f"WHERE a.id IS NULL OR b.id IS NULL ORDER BY n LIMIT {limit - len(places)}"
             )
@@ -277,7 +261,7 @@ class NodeKeys:
             self._tables.run("INSERT INTO edge SELECT * FROM batch")
             self._tables.db.unregister("batch")
         self.number_edges(["SELECT src AS key FROM edge", "SELECT dst AS key FROM edge"])
-        pairs, _ = self.edges("edge", "src", "dst", edges.where, drop=False)
+        pairs, _ = self.edges("edge", "src", "dst", edges.where)
         ((changed, largest),) = self._tables.fetch(
             "SELECT count(*) FILTER (key <> id), coalesce(max(key), -1) FROM node"
         )

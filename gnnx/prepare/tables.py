@@ -45,6 +45,7 @@ _LINE, _FILE = (
 _REASON = re.compile(
     r"Expected Number of Columns.*|Error when converting.*|Value with.*|Invalid unicode.*"
 )
+_QUOTED, _CLASS = re.compile(r" '(/[^']*)'"), re.compile(r"^[A-Z][\w ]* Error: ")
 INTEGERS = {"TINYINT", "SMALLINT", "INTEGER", "BIGINT", "UTINYINT", "USMALLINT", "UINTEGER"}
 """Types of columns whose values fit 64 bits with a sign."""
 
@@ -234,7 +235,11 @@ class Tables:
             return ResourceError(f"tables: {first}", "Free some space, or write elsewhere.")
         line = _LINE.search(str(error))
         if line is None:
-            return DataError(first, "Correct the file, or the recipe.")
+            file = _QUOTED.search(first)
+            if file is None:
+                return DataError(first, "Correct the file, or the recipe.")
+            reason = _CLASS.sub("", first.replace(f" '{file[1]}'", " it"))
+            return DataError(f"{Path(file[1]).name}: {reason}", "Fetch or write it again.")
         file, reason = _FILE.search(str(error)), _REASON.search(str(error))
         where = f"{Path(file[1]).name if file else 'table'}:{line[1]}"
         return DataError(f"{where}: {reason[0] if reason else first}", "Correct the line.")

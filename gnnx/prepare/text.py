@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from gnnx.threads import Progress
 
 SUFFIXES = {".txt", ".csv", ".tsv", ".edgelist", ".edges"}
+_SHOWN = 40  # characters of a wrong field
 _SLOW_FIELDS = 4096  # fields that Python reads, in one go
 
 
@@ -183,8 +184,9 @@ class TextTable:
         token = field.split(chr(self._separator) if self._separator else None)[0].strip()
         if state[2] == _kernels.OUTSIDE:
             return outside(where, int(token), limit)
+        shown = token if len(token) <= _SHOWN else token[:_SHOWN] + "…"
         return DataError(
-            f"{where}: {token!r} is not an integer id", "Number the nodes 0, 1, …, N - 1."
+            f"{where}: {shown!r} is not an integer id", "Number the nodes 0, 1, …, N - 1."
         )
 
     def numbers(self, dtype: type[np.float32 | np.float64]) -> Array:
