@@ -5,8 +5,10 @@ The rows are reports of users of other tools; their letters and numbers name the
 
 import hashlib
 import json
+import os
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 import torch
 from typer.testing import CliRunner
@@ -54,7 +56,7 @@ def inputs(tmp_path, monkeypatch):
 
 def run(command):
     """Exit code, standard output and the lines of standard error of a command."""
-    quiet = [] if command.startswith("info") else ["--quiet"]  # errors alone on standard error
+    quiet = [] if command.startswith(("info", "export")) else ["--quiet"]  # errors alone
     result = CliRunner().invoke(app, [*command.split(), *quiet])
     assert isinstance(result.exception, SystemExit | None)  # anything else would be a traceback
     return result.exit_code, result.stdout, result.stderr.splitlines()
@@ -197,3 +199,132 @@ def test_h11_fewer_rows_than_declared(inputs):
     assert code == 3
     assert "out/nodes/node/y.npy: 4176 bytes expected, 4160 bytes found" in stdout
     assert labels.read_bytes() == before
+
+
+def test_h02_ids_with_gaps_come_back(inputs):
+    np.save("gaps.npy", np.array([[10, 20], [20, 55], [901, 10]]))
+    code, stdout, _ = run("prepare gaps.npy out --json")
+    document = json.loads(stdout)
+    assert (code, document["num_nodes"], document["num_edges"]) == (0, 4, 3)
+    assert (document["report"]["remapped"], document["report"]["id_gaps"]) == (4, 898)
+    with gnnx.open("out") as dataset:
+        assert dataset.keys.of(np.arange(4)).tolist() == [10, 20, 55, 901]
+        assert dataset.keys.ids([901]).tolist() == [3]
+    code, stdout, stderr = run("prepare gaps.npy strict --strict")
+    assert (code, stdout) == (3, "")
+    assert "the largest is 901" in stderr[0]
+    code, _, stderr = run("prepare gaps.npy strict --no-remap")
+    assert (code, "the largest id is 901" in stderr[0]) == (2, True)
+    assert not (inputs / "strict").exists()
+
+
+@pytest.mark.parametrize("dtype", [np.int64, np.uint64])
+def test_h03_ids_over_32_bits_come_back(inputs, dtype):
+    np.save("wide.npy", np.array([[3000000000], [5000000000]], dtype))
+    assert run("prepare wide.npy out")[0] == 0
+    assert run("export out edges.csv --what edges")[0] == 0
+    lines = (inputs / "edges.csv").read_text().splitlines()
+    assert lines == ['"src","dst"', "3000000000,5000000000"]
+
+
+@pytest.mark.parametrize("num_nodes", ["", " --num-nodes 9"])
+def test_h03_ids_of_more_than_63_bits_are_shown_as_they_are(inputs, num_nodes):
+    np.save("huge.npy", np.array([[0, 1], [1, 2**63 + 5], [2, 0]], np.uint64))
+    code, _, stderr = run(f"prepare huge.npy out{num_nodes}")
+    assert code == 3
+    assert stderr[0] == (
+        "error: huge.npy: edge 1: node 9223372036854775813 is larger than 9223372036854775807"
+    )
+
+
+def test_h03_negative_ids_are_no_keys(inputs):
+    np.save("minus.npy", np.array([[0, 1], [1, -2], [2, 0]]))
+    code, _, stderr = run("prepare minus.npy out")
+    assert (code, stderr[0]) == (3, "error: minus.npy: edge 1: node -2 is negative")
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16", "int8", "uint8"])
+def test_h09_every_type_comes_out_as_it_went_in(inputs, dtype):
+    values = torch.tensor([[0, 1], [2, 3], [4, 5], [100, 127]]).to(getattr(torch, dtype))
+    stored = values.view(torch.int16).numpy().view("V2") if dtype == "bfloat16" else values.numpy()
+    np.save("values.npy", stored)
+    assert run("prepare path4.npy out --features values.npy")[0] == 0
+    with gnnx.open("out", memory="16MiB") as dataset:
+        x = dataset.features.read(np.array([3, 0, 3]))
+        assert x.dtype == values.dtype
+        assert torch.equal(x, values[[3, 0, 3]])
+        (batch,) = Loader(dataset, [-1], 8, split=np.array([3, 0]), shuffle=False)
+        assert torch.equal(batch.x, values[batch.n_id])
+
+
+def test_h36_an_export_has_every_node_once(inputs):
+    """A ring of 10: batches of 4 with their neighbours hold 16 rows, an export 10."""
+    ring = np.stack([np.arange(10), (np.arange(10) + 1) % 10], 1)
+    np.save("ring.npy", ring)
+    np.save("x10.npy", np.random.default_rng(0).normal(size=(10, 3)).astype(np.float32))
+    np.save("y10.npy", np.arange(10) % 2)
+    assert run("prepare ring.npy out --features x10.npy --labels y10.npy --undirected")[0] == 0
+    with gnnx.open("out", memory="16MiB") as dataset:
+        batches = Loader(dataset, [-1], 4, split=np.arange(10), shuffle=False)
+        assert [len(batch.n_id) for batch in batches] == [6, 6, 4]
+        torch.manual_seed(0)
+        model = SAGE(3, 4, 2, 1)
+        rows = gnnx.infer(model, dataset)
+        graph = gnnx.Graph.from_edges(
+            torch.from_numpy(np.concatenate([ring[:, 0], ring[:, 1]])),
+            torch.from_numpy(np.concatenate([ring[:, 1], ring[:, 0]])),
+            10,
+        )
+        model.eval()
+        whole = model([graph.block()], dataset.features.read(np.arange(10)))
+        assert rows.shape == (10, 2)
+        assert torch.allclose(rows, whole, atol=1e-6)
+    train = "--layers 1 --fanouts 2 --epochs 1 --memory 16MiB --checkpoint run"
+    assert run(f"train out {train}")[0] == 0
+    assert run("infer out --checkpoint run --out rows.parquet --memory 16MiB")[0] == 0
+    table = pq.read_table("rows.parquet").to_pydict()
+    assert table["key"] == list(range(10))
+
+
+def test_h44_rows_of_parts_have_the_ids_of_the_input(inputs):
+    assert run("prepare odd6.npy out --features x6.npy")[0] == 0
+    for seed in range(3):
+        command = f"partition out parts --parts 3 --method random --seed {seed} --overwrite"
+        assert run(command)[0] == 0
+        assert run("export parts rows.parquet")[0] == 0
+        table = pq.read_table("rows.parquet").to_pydict()
+        assert sorted(table["key"]) == list(range(6))
+        assert [x[0] for x in table["x"]] == table["key"]
+        with gnnx.open("parts") as dataset:
+            ids = dataset.keys.ids(list(range(6)))
+            assert dataset.keys.of(ids).tolist() == list(range(6))
+
+
+def test_a_pipe_is_refused_at_once(inputs):
+    """It would block, and be empty when it is read again."""
+    os.mkfifo("pipe.txt")
+    os.mkfifo("pipe.npy")
+    os.mkfifo("pipe.toml")
+    (inputs / "r.toml").write_text('edges = {files = "pipe.txt"}')
+    for command in (
+        "prepare pipe.txt out --num-nodes 3",
+        "prepare pipe.npy out --num-nodes 3",
+        "prepare pipe.txt out --dry-run",
+        "prepare pipe.toml out",
+        "prepare r.toml out",
+        "prepare path4.npy out --features pipe.npy",
+        "prepare path4.npy out --num-nodes 4 --train pipe.txt",
+    ):
+        code, _, stderr = run(command)
+        assert code == 3, command
+        assert "not a plain file" in stderr[0], command
+        assert not (inputs / "out").exists()
+
+
+def test_a_dangling_link_as_output_is_refused_at_once(inputs):
+    (inputs / "out").symlink_to("nowhere")
+    for overwrite in ("", " --overwrite"):
+        code, _, stderr = run(f"prepare path4.npy out --num-nodes 4{overwrite}")
+        assert code == 2
+        assert stderr[0].startswith("error: out ")
+        assert (inputs / "out").is_symlink()

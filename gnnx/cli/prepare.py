@@ -2,13 +2,17 @@
 
 import dataclasses
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
+from rich.table import Table
 
 from gnnx.cli import progress
 from gnnx.cli.frame import Answer, Json, Memory, Quiet, Seed, facts
 from gnnx.cli.info import described
+
+if TYPE_CHECKING:
+    from gnnx.prepare import Forecast
 
 
 def prepare(
@@ -75,6 +79,16 @@ def prepare(
         bool,
         typer.Option("--pickles", help="Read pickled files, .pt and ind.*: plain data, no code."),
     ] = False,
+    bad_lines: Annotated[
+        Literal["refuse", "drop"], typer.Option(help="Lines of an edge list that are no edge.")
+    ] = "refuse",
+    strict: Annotated[
+        bool, typer.Option("--strict", help="Refuse data with anything the report calls a problem.")
+    ] = False,
+    dry_run: Annotated[
+        bool,
+        typer.Option("--dry-run", help="Forecast memory, disk and time; nothing is written."),
+    ] = False,
     seed: Seed = 0,
     memory: Memory = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace OUT.")] = False,
@@ -85,6 +99,17 @@ def prepare(
     import gnnx
     from gnnx import prepare as preparation
 
+    if dry_run:
+        told = preparation.forecast(
+            source,
+            features=features,
+            labels=labels,
+            num_nodes=num_nodes,
+            undirected=undirected,
+            self_loops=self_loops,
+            memory=memory,
+        )
+        return _forecast(told)
     with progress.shown(quiet=quiet) as show:
         report = preparation.prepare(
             source,
@@ -106,6 +131,8 @@ def prepare(
             root=root,
             remap=remap,
             pickles=pickles,
+            bad_lines=bad_lines,
+            strict=strict,
             seed=seed,
             memory=memory,
             overwrite=overwrite,
@@ -116,7 +143,30 @@ def prepare(
     return Answer(document, facts(f"{out}", _worth_telling(document["report"])))
 
 
+def _forecast(told: "Forecast") -> Answer:
+    """Stages as rows, their peak or sum below."""
+    from gnnx.memory import format_bytes
+
+    total = {
+        "memory_bytes": told.memory_bytes,
+        "scratch_bytes": told.disk_bytes - told.written_bytes,
+        "written_bytes": told.written_bytes,
+        "seconds": told.seconds,
+    }
+    table = Table(title=f"{told.num_edges:,} edges", title_justify="left")
+    for name in ("stage", "memory", "scratch", "written", "seconds"):
+        table.add_column(name, justify="left" if name == "stage" else "right")
+    stages = [dataclasses.asdict(stage) for stage in told.stages]
+    for row in (*stages, {"name": "all", **total}):
+        sizes = [format_bytes(row[f"{name}_bytes"]) for name in ("memory", "scratch", "written")]
+        table.add_row(row["name"], *sizes, f"{row['seconds']:.1f}")
+    counts = {"num_nodes": told.num_nodes, "num_edges": told.num_edges, "exact": told.exact}
+    document = {**counts, **total, "disk_bytes": told.disk_bytes, "stages": stages}
+    return Answer({"forecast": document}, table)
+
+
 def _worth_telling(report: dict[str, Any]) -> dict[str, Any]:
-    """Leave out what was not found, and show notes as lines."""
-    told = {name: value for name, value in report.items() if value}
-    return told | {"notes": "\n".join(told["notes"])} if "notes" in told else told
+    """Leave out what was not found, and show lists as lines."""
+    told = {name: value for name, value in report.items() if value and name != "examples"}
+    lines = {"problems": list(report["problems"].values()), "notes": report["notes"]}
+    return told | {name: "\n".join(texts) for name, texts in lines.items() if texts}

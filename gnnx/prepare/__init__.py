@@ -2,6 +2,7 @@
 
 from gnnx.prepare.build import prepare
 from gnnx.prepare.community import synth
+from gnnx.prepare.forecast import Forecast, forecast
 from gnnx.prepare.report import Report
 
-__all__ = ["Report", "prepare", "synth"]
+__all__ = ["Forecast", "Report", "forecast", "prepare", "synth"]

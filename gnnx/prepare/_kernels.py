@@ -52,6 +52,12 @@ def _next_line(text: Any, at: Any) -> Any:
 
 
 @kernel
+def end_of_line(text: Any) -> Any:
+    """Byte after the first newline, which has to be there."""
+    return _next_line(text, 0)
+
+
+@kernel
 def end_of_lines(text: Any) -> Any:
     """Byte after the last newline, 0 where there is none."""
     at = len(text)

@@ -83,6 +83,7 @@ class Workspace:
         DataError
             There is no such file, or it may not be read.
         """
+        check_plain(path)
         try:
             fd = os.open(path, os.O_RDONLY)
         except OSError as error:
@@ -382,6 +383,23 @@ def _region(workspace: Workspace, where: str, fd: int, start: int, size: int) ->
 
 def _bytes_of(data: NDArray[Any]) -> memoryview:
     return data.data.cast("B") if data.size else memoryview(b"")
+
+
+def check_plain(path: Path) -> None:
+    """Refuse pipes and devices, which cannot be read twice and may never answer.
+
+    Parameters
+    ----------
+    path
+        Of an input; whether it is there is not checked.
+
+    Raises
+    ------
+    DataError
+        It is neither a file nor a folder.
+    """
+    if path.exists() and not (path.is_file() or path.is_dir()):
+        raise DataError(f"{path}: not a plain file", "Write it to a file: inputs are read twice.")
 
 
 def unreadable(path: Path, error: OSError) -> DataError:

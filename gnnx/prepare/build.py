@@ -5,8 +5,9 @@ Letters: N nodes.
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
@@ -37,6 +38,7 @@ _CHOICES = {
     "duplicates": ("keep", "drop"),
     "nonfinite": ("refuse", "keep", "zero"),
     "unlabeled": ("refuse", "ignore"),
+    "bad_lines": ("refuse", "drop"),
 }
 
 
@@ -63,6 +65,8 @@ def prepare(  # noqa: PLR0913 - each argument is an option of the verb
     root: Path | str | None = None,
     remap: bool | None = None,
     pickles: bool = False,
+    bad_lines: Literal["refuse", "drop"] = "refuse",
+    strict: bool = False,
     seed: int = 0,
     memory: str | int | None = None,
     overwrite: bool = False,
@@ -121,6 +125,10 @@ def prepare(  # noqa: PLR0913 - each argument is an option of the verb
         keys. By default this is done where nothing says how many nodes there are.
     pickles
         Read files that are pickles (.pt, Planetoid's ind.*): plain data only, never code.
+    bad_lines
+        Refuse lines of an edge list that are no edge between two of the N nodes, or drop them.
+    strict
+        Refuse data with anything that `Report.problems` names.
     seed
         Of the splits that are drawn.
     memory
@@ -149,7 +157,7 @@ def prepare(  # noqa: PLR0913 - each argument is an option of the verb
     given = Options(undirected, self_loops, duplicates, split, nonfinite, unlabeled, seed)
     recipe = _recipe(source)
     options = recipe.options.overridden(given) if recipe else given
-    _check(options)
+    _check(dataclasses.asdict(options) | {"bad_lines": bad_lines})
     by_name = _names_a_split(source, split)
     shares = None if options.split is None or by_name else Shares(options.split)
     form = TextFormat(delimiter, header, comment)
@@ -159,7 +167,7 @@ def prepare(  # noqa: PLR0913 - each argument is an option of the verb
         DatasetWriter(out, overwrite=overwrite, ledger=ledger) as writer,
         Workspace(out.absolute().parent, ledger) as workspace,
     ):
-        reader = Reader(workspace, form, progress)
+        reader = Reader(workspace, form, progress, drop_lines=bad_lines == "drop")
         inputs = Inputs(reader, workspace, pickles=pickles, progress=progress)
         if isinstance(source, InMemoryGraph):
             found = inputs.in_memory(source)
@@ -176,20 +184,32 @@ def prepare(  # noqa: PLR0913 - each argument is an option of the verb
             found.splits = {name: reader.split(Path(path)) for name, path in files if path}
         stated = _stated(found, num_nodes)
         if remap or (remap is None and not stated and not found.splits):
-            report.remapped = renumber(found, stated, workspace, progress)
+            renumber(found, stated, report, workspace, progress)
             stated = found.num_nodes
         report.num_nodes = _agreed_num_nodes(found, stated)
         report.notes += found.notes
-        report.unknown_ends = found.unknown_ends
         edges = _loaded_edges(found, report.num_nodes)
+        _tell_dropped(found, report)
         if found.features is not None:
             write_features(found.features, writer, workspace, options.nonfinite, report, progress)
         known = None if found.labels is None else Labels(found.labels, workspace)
         _write_nodes(found, known, shares, options, workspace, writer, report)
         rules = EdgeRules(options.undirected, options.self_loops, options.duplicates)
         CsrBuilder(edges, report.num_nodes, rules, workspace, progress).write(writer, report)
+        report.judge(found.edges.where, duplicates_kept=options.duplicates == "keep", strict=strict)
         writer.report(report.counts())
     return report
+
+
+def _tell_dropped(found: Source, report: Report) -> None:
+    """Report what was left out of the edges, and where."""
+    report.unknown_ends, report.dropped_lines = found.unknown_ends, found.dropped.count
+    for name, places in (
+        ("unknown_ends", found.unknown_at),
+        ("dropped_lines", found.dropped.first),
+    ):
+        if places:
+            report.examples[name] = places
 
 
 def _recipe(source: Path | InMemoryGraph) -> Recipe | None:
@@ -269,10 +289,10 @@ def _loaded_edges(found: Source, num_nodes: int) -> EdgeStream:
     return edges
 
 
-def _check(options: Options) -> None:
+def _check(options: dict[str, Any]) -> None:
     """Refuse values that would otherwise be taken for the default."""
     for name, choices in _CHOICES.items():
-        value = getattr(options, name)
+        value = options[name]
         if value not in choices:
             raise UsageError(
                 f"{name} {value!r} is not a choice", f"Choose from {', '.join(choices)}."

@@ -136,11 +136,20 @@ class PairEdges:
             count = min(size, self.num_edges - begin)
             if self._interleaved:
                 self._pairs.read_into(ids[: 2 * count], 2 * begin)
-                yield EdgePiece(ids[: 2 * count], count, 0, 1, 2)
+                piece = EdgePiece(ids[: 2 * count], count, 0, 1, 2)
             else:
                 self._pairs.read_into(ids[:count], begin)
                 self._pairs.read_into(ids[count : 2 * count], self.num_edges + begin)
-                yield EdgePiece(ids[: 2 * count], count, 0, count, 1)
+                piece = EdgePiece(ids[: 2 * count], count, 0, count, 1)
+            if self._pairs.dtype.kind == "u" and piece.ids.min() < 0:  # read as if it had a sign
+                at = int(piece.ids.argmin())
+                edge = begin + (at // 2 if self._interleaved else at % count)
+                raise DataError(
+                    f"{self.where}: edge {edge}: node {int(piece.ids[at]) + (1 << 64)} is larger "
+                    f"than {(1 << 63) - 1}",
+                    "Ids are 0, 1, …, N - 1; names as large as this are read as text.",
+                )
+            yield piece
 
 
 class CsrEdges:

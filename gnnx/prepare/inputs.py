@@ -12,6 +12,7 @@ import numpy as np
 from gnnx.errors import DataError, UsageError
 from gnnx.interop import InMemoryGraph, from_networkx, from_scipy
 from gnnx.interop.tables import SparseTable
+from gnnx.prepare.arrays import check_plain
 from gnnx.prepare.edges import PairEdges
 from gnnx.prepare.keyed import read_tables
 from gnnx.prepare.layouts import csv_dataset, read_papers, refuse_typed
@@ -84,6 +85,7 @@ class Inputs:
         UsageError
             A package is missing, or pickles are not allowed.
         """
+        check_plain(path)
         if path.is_dir():
             found = self._folder(path)
         elif path.name.endswith((".mtx", ".mtx.gz")):

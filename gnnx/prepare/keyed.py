@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from gnnx.errors import UsageError
+from gnnx.errors import DataError, UsageError
 from gnnx.prepare.columns import NodeColumns
 from gnnx.prepare.edges import PairEdges
 from gnnx.prepare.keys import NodeKeys
+from gnnx.prepare.report import EXAMPLES
 from gnnx.prepare.sources import Reader, Source
 from gnnx.prepare.splits import NAMES
 from gnnx.prepare.tables import Tables
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 
     from gnnx.prepare.arrays import Workspace
     from gnnx.prepare.recipe import NodeTable, Recipe
+    from gnnx.prepare.report import Report
     from gnnx.threads import Progress
 
 LARGEST_KEY = 10**18
@@ -69,8 +71,16 @@ def read_tables(
         scan, src, dst = keys.ends_of(edges, numbered=nodes is not None)
         if nodes is None:
             keys.number_edges([f"SELECT {end} AS key FROM {scan}" for end in (src, dst)])
-        pairs, unknown = keys.edges(scan, src, dst, where, drop=edges.unknown == "drop")
-        found = Source(PairEdges(pairs, "pairs"), unknown_ends=unknown)
+        pairs, unknown = keys.edges(scan, src, dst, where)
+        places = keys.unknown_rows(edges, src, dst, EXAMPLES) if unknown else []
+        if unknown and edges.unknown == "refuse":
+            place, key = places[0].split(": ", 1)
+            raise DataError(
+                f"{where}: {unknown} of {len(pairs) + unknown} edges name nodes that are not in "
+                f"the node table, such as {key} ({place})",
+                'Add the nodes, or leave these edges out with unknown = "drop".',
+            )
+        found = Source(PairEdges(pairs, "pairs"), unknown_ends=unknown, unknown_at=places)
         num_nodes = keys.num_nodes
         found.num_nodes.append((where if nodes is None else nodes.files[0], num_nodes))
         if keyed:
@@ -100,9 +110,10 @@ def _read_columns(nodes: NodeTable, columns: NodeColumns, found: Source) -> None
 def renumber(
     found: Source,
     stated: list[tuple[str, int]],
+    report: Report,
     workspace: Workspace,
     progress: Progress | None = None,
-) -> int:
+) -> None:
     """Take the ids of edges for keys, and number those that occur from 0 on, ascending.
 
     Parameters
@@ -111,15 +122,12 @@ def renumber(
         Of edges only; gets new edges and, where an id changes, the keys.
     stated
         Who says how many nodes there are; nobody may.
+    report
+        Told how many nodes got another id, and how many ids are none.
     workspace
         Takes what is read.
     progress
         Told how far it is.
-
-    Returns
-    -------
-    int
-        How many nodes got another id.
 
     Raises
     ------
@@ -134,9 +142,10 @@ def renumber(
         )
     with Tables(workspace, workspace.folder, progress) as tables:
         keys = NodeKeys(tables)
-        pairs, changed = keys.renumbered(found.edges.load(LARGEST_KEY))
+        pairs, changed, largest = keys.renumbered(found.edges.load(LARGEST_KEY))
         found.num_nodes.append((found.edges.where, keys.num_nodes))
         found.edges = PairEdges(pairs, "pairs")
+        report.remapped, report.id_gaps = changed, largest + 1 - keys.num_nodes
         if changed:
             found.arrays |= keys.key_arrays(ordered=True)
-    return changed
+            report.examples["id_gaps"] = [f"the largest is {largest}"]

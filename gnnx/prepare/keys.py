@@ -5,6 +5,7 @@ Letters: N nodes, E edges, B bytes of all keys.
 
 from __future__ import annotations
 
+import dataclasses
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -12,7 +13,7 @@ import pyarrow as pa
 
 from gnnx.errors import DataError
 from gnnx.prepare.recipe import Table
-from gnnx.prepare.tables import INTEGERS, Tables, quoted
+from gnnx.prepare.tables import INTEGERS, Tables, first_line, quoted
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -136,7 +137,7 @@ class NodeKeys:
 
     # Edges
 
-    def edges(self, scan: str, src: str, dst: str, where: str, *, drop: bool) -> tuple[Array, int]:
+    def edges(self, scan: str, src: str, dst: str, where: str) -> tuple[Array, int]:
         """Edges in ids.
 
         Parameters
@@ -149,18 +150,11 @@ class NodeKeys:
             Likewise, of the destination.
         where
             File, for messages.
-        drop
-            Leave out edges that name unknown nodes.
 
         Returns
         -------
         tuple
-            (E, 2) int64, and the number of edges left out.
-
-        Raises
-        ------
-        DataError
-            An edge names an unknown node, and is not to be left out.
+            (E, 2) int64, without edges that name unknown nodes, and the number of these.
         """
         self._tables.run("SET preserve_insertion_order = false")  # the CSR is sorted anyway
         keyed = f"SELECT {src} AS s, {dst} AS d FROM {scan}"
@@ -174,17 +168,44 @@ class NodeKeys:
             pairs = np.ascontiguousarray(pairs[known], np.int64)
             scratch.append(pairs)
             count += len(pairs)
-        if unknown and not drop:
-            ((key,),) = self._tables.fetch(
-                f"SELECT min(coalesce(CASE WHEN a.id IS NULL THEN e.s ELSE e.d END::VARCHAR, '')) "
-                f"FROM {joined} WHERE a.id IS NULL OR b.id IS NULL"
-            )
-            raise DataError(
-                f"{where}: {unknown} of {count + unknown} edges name nodes that are not in the "
-                f"node table, such as {key!r}",
-                'Add the nodes, or leave these edges out with unknown = "drop".',
-            )
         return scratch.array(where, (count, 2), np.int64), unknown
+
+    def unknown_rows(self, table: EdgeTable, src: str, dst: str, limit: int) -> list[str]:
+        """Find the first edges that name unknown nodes.
+
+        Parameters
+        ----------
+        table
+            Of edges.
+        src
+            Expression of the key of the source.
+        dst
+            Likewise, of the destination.
+        limit
+            How many, at most.
+
+        Returns
+        -------
+        list of str
+            File, line (in text) or row from 0 (in Parquet), and the key.
+        """
+        places: list[str] = []
+        for path in (path for name in table.files for path in self._tables.matches(name)):
+            scan = self._tables.scan(dataclasses.replace(table, files=(str(path),)), "edges")
+            self._tables.in_order()
+            rows = self._tables.fetch(
+                "SELECT n, CASE WHEN a.id IS NULL THEN p ELSE q END::VARCHAR FROM "
+                f"(SELECT row_number() OVER () - 1 AS n, {src} AS s, {dst} AS d, "
+                f"{quoted(table.src)} AS p, {quoted(table.dst)} AS q FROM {scan}) e "
+                "LEFT JOIN node a ON e.s = a.key LEFT JOIN node b ON e.d = b.key "
+                f"WHERE a.id IS NULL OR b.id IS NULL ORDER BY n LIMIT {limit - len(places)}"
+            )
+            for row, key in rows:
+                place = first_line(path, table) + row
+                places.append(f"{path.name}:{place}: {'no key' if key is None else repr(key)}")
+            if len(places) == limit:
+                break
+        return places
 
     def ends_of(self, table: EdgeTable, *, numbered: bool) -> tuple[str, str, str]:
         """Write SQL of an edge table and of the keys of its ends; `numbered` where nodes are."""
@@ -205,7 +226,7 @@ class NodeKeys:
             return f"CASE WHEN regexp_full_match({column}, '[-+]?[0-9]+') THEN {cast} END"
         return cast
 
-    def renumbered(self, edges: EdgeStream) -> tuple[Array, int]:
+    def renumbered(self, edges: EdgeStream) -> tuple[Array, int, int]:
         """Give the nodes that integer edges name new ids, ascending.
 
         Parameters
@@ -216,9 +237,11 @@ class NodeKeys:
         Returns
         -------
         tuple
-            (E, 2) int64 in new ids, and the number of nodes whose id is another one.
+            (E, 2) int64 in new ids, the number of nodes whose id is another one, and the largest
+            id there was, -1 without edges.
         """
         self._tables.run("CREATE TABLE edge (src BIGINT, dst BIGINT)")
+        done = 0
         for piece in edges.pieces():
             span = piece.num_edges * piece.step
             ends = {
@@ -226,13 +249,23 @@ class NodeKeys:
                 "dst": piece.ids[piece.dst_at : piece.dst_at + span : piece.step],
             }
             batch = pa.table({n: np.ascontiguousarray(v, np.int64) for n, v in ends.items()})
+            for column in ends.values():
+                if len(column) and column.min() < 0:
+                    raise DataError(
+                        f"{edges.where}: edge {done + int(column.argmin())}: node {column.min()} "
+                        "is negative",
+                        "Give ids from 0 on, or a recipe with a node table that has the keys.",
+                    )
+            done += piece.num_edges
             self._tables.db.register("batch", batch)
             self._tables.run("INSERT INTO edge SELECT * FROM batch")
             self._tables.db.unregister("batch")
         self.number_edges(["SELECT src AS key FROM edge", "SELECT dst AS key FROM edge"])
-        pairs, _ = self.edges("edge", "src", "dst", edges.where, drop=False)
-        ((changed,),) = self._tables.fetch("SELECT count(*) FROM node WHERE key <> id")
-        return pairs, int(changed)
+        pairs, _ = self.edges("edge", "src", "dst", edges.where)
+        ((changed, largest),) = self._tables.fetch(
+            "SELECT count(*) FILTER (key <> id), coalesce(max(key), -1) FROM node"
+        )
+        return pairs, int(changed), int(largest)
 
     def ids_of(self, name: str) -> Array:
         """Ids of the keys in the first column of a text file without a header.

@@ -113,6 +113,8 @@ def write_features(
         if progress:
             progress("features", done, len(rows))
     report.nonfinite = check.by_column()
+    if report.nonfinite:
+        report.examples["nonfinite"] = check.places()
     if report.nonfinite and nonfinite == "refuse":
         raise check.error()
 
@@ -140,6 +142,10 @@ class _FiniteCheck:
 
     def by_column(self) -> dict[int, int]:
         return {int(column): int(self._counts[column]) for column in self._counts.nonzero()[0]}
+
+    def places(self) -> list[str]:
+        """Name the first nodes that have such a value."""
+        return [f"node {row}" for row in self._rows[: self._state[0]].tolist()]
 
     def error(self) -> DataError:
         columns, rows = list(self.by_column()), self._rows[: self._state[0]].tolist()

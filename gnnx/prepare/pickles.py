@@ -153,9 +153,13 @@ def read_planetoid(path: Path) -> InMemoryGraph:
     }
     listed = path.with_name(f"{stem}.test.index")
     try:
-        test = np.array(listed.read_text().split(), np.int64)
+        words = listed.read_text().split()
     except (OSError, ValueError) as error:
         raise DataError(f"{listed}: {error}", "Fetch it again.") from None
+    wrong = [f"{line}: {word!r}" for line, word in enumerate(words, 1) if not word.isdecimal()]
+    if wrong:
+        raise DataError(f"{listed.name}:{wrong[0]} is not an integer id", "Fetch it again.")
+    test = np.array(words, np.int64)
     graph: dict[int, list[int]] = parts["graph"]
     num_nodes = max(graph) + 1
     lists = [graph.get(node, []) for node in range(num_nodes)]

@@ -11,6 +11,7 @@ import tomllib
 from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin, get_type_hints
 
 from gnnx.errors import DataError, UsageError
+from gnnx.prepare.arrays import check_plain
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -151,6 +152,7 @@ class Recipe:
         UsageError
             A key is unknown, missing, or of the wrong type; the message has the path to it.
         """
+        check_plain(path)
         try:
             document = tomllib.loads(path.read_text(encoding="utf-8"))
         except OSError as error:

@@ -14,6 +14,7 @@ import numpy as np
 from gnnx.errors import DataError, UsageError
 from gnnx.prepare.arrays import Archive, Array, open_npy
 from gnnx.prepare.edges import CsrEdges, Edges, Layout, PairEdges, TextEdges
+from gnnx.prepare.report import Dropped
 from gnnx.prepare.sparse import SparseRows
 from gnnx.prepare.splits import NAMES
 from gnnx.prepare.text import SUFFIXES, TextFormat, TextTable
@@ -48,6 +49,10 @@ class Source:
     """What else is kept of the nodes, by name: their keys, the names of their classes."""
     unknown_ends: int = 0
     """Edges left out since they name nodes that are not there."""
+    unknown_at: list[str] = dataclasses.field(default_factory=list)
+    """Where the first of them are."""
+    dropped: Dropped = dataclasses.field(default_factory=Dropped)
+    """Lines of edges that were left out, once the edges are loaded."""
 
 
 class Reader:
@@ -61,12 +66,20 @@ class Reader:
         How text is cut into fields.
     progress
         Told how far text files have been read.
+    drop_lines
+        Leave out lines of an edge list that are no edges, which are refused otherwise.
     """
 
     def __init__(
-        self, workspace: Workspace, form: TextFormat, progress: Progress | None = None
+        self,
+        workspace: Workspace,
+        form: TextFormat,
+        progress: Progress | None = None,
+        *,
+        drop_lines: bool = False,
     ) -> None:
         self._workspace, self._form, self._progress = workspace, form, progress
+        self._drop_lines = drop_lines
 
     def source(self, path: Path, layout: Layout | None, split_name: str | None) -> Source:
         """Open an input.
@@ -99,7 +112,10 @@ class Reader:
         if path.suffix == ".npz":
             return self._archive(path, layout)
         if _is_text(path):
-            return Source(TextEdges(self._table(path)))
+            dropped = Dropped()
+            kept = dropped if self._drop_lines else None
+            table = TextTable(self._workspace, path, self._form, self._progress, kept)
+            return Source(TextEdges(table), dropped=dropped)
         if not path.exists():
             raise DataError(f"{path}: No such file or directory", _KINDS)
         raise DataError(f"{path.name}: an input of unknown kind", _KINDS)

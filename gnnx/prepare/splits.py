@@ -14,6 +14,7 @@ import numpy as np
 
 from gnnx.errors import DataError, UsageError
 from gnnx.prepare import _kernels
+from gnnx.prepare.report import EXAMPLES
 from gnnx.prepare.text import TextTable, outside
 from gnnx.random import Key, permute
 
@@ -266,21 +267,35 @@ class Splits:
             setattr(report, name, out.num_rows)
             if not has_labels:
                 continue
-            count, first = 0, -1
-            for nodes in self._marked(bit | _LABELLED, bit):
-                first = int(nodes[0]) if len(nodes) and not count else first
-                count += len(nodes)
+            count, first = self._named(bit | _LABELLED, bit)
             if count and unlabeled == "refuse":
                 more = ", …" if count > 1 else ""
                 raise DataError(
                     f"{name}: unlabelled nodes: {count} of {out.num_rows + count}, "
-                    f"node {first}{more}",
+                    f"{first[0]}{more}",
                     "Give them labels, or leave them out with --unlabeled ignore.",
                 )
             report.unlabelled_in_splits += count
-        report.in_two_splits = sum(
-            len(nodes) for one in (3, 5, 6) for nodes in self._marked(one, one)
-        )
+            places = report.examples.get("unlabelled_in_splits", [])
+            places += [f"{name}: {node}" for node in first]
+            if places:
+                report.examples["unlabelled_in_splits"] = places[:EXAMPLES]
+        for one, two in itertools.combinations(range(len(NAMES)), 2):
+            both = 1 << one | 1 << two
+            count, first = self._named(both, both)
+            report.in_two_splits += count
+            places = report.examples.get("in_two_splits", [])
+            places += [f"{NAMES[one]} and {NAMES[two]}: {node}" for node in first]
+            if places:
+                report.examples["in_two_splits"] = places[:EXAMPLES]
+
+    def _named(self, mask: int, value: int) -> tuple[int, list[str]]:
+        """Count nodes whose marks under a mask are `value`, and name the first."""
+        count, first = 0, list[str]()
+        for nodes in self._marked(mask, value):
+            first += [f"node {node}" for node in nodes[: EXAMPLES - len(first)]]
+            count += len(nodes)
+        return count, first
 
     def _marked(self, mask: int, value: int) -> Iterator[NDArray[np.int64]]:
         """Nodes whose marks under a mask are `value`, ascending, in pieces."""

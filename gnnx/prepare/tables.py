@@ -22,6 +22,7 @@ import pyarrow as pa
 from gnnx import threads
 from gnnx.errors import BudgetError, DataError, GnnxError, ResourceError, UsageError
 from gnnx.memory import Tier, format_bytes
+from gnnx.prepare.arrays import check_plain
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -44,6 +45,7 @@ _LINE, _FILE = (
 _REASON = re.compile(
     r"Expected Number of Columns.*|Error when converting.*|Value with.*|Invalid unicode.*"
 )
+_QUOTED, _CLASS = re.compile(r" '(/[^']*)'"), re.compile(r"^[A-Z][\w ]* Error: ")
 INTEGERS = {"TINYINT", "SMALLINT", "INTEGER", "BIGINT", "UTINYINT", "USMALLINT", "UINTEGER"}
 """Types of columns whose values fit 64 bits with a sign."""
 
@@ -159,6 +161,8 @@ class Tables:
         found = [path] if path.exists() else [Path(p) for p in sorted(glob.glob(str(path)))]
         if not found:
             raise DataError(f"{path}: no such file", "Give a path or glob that has matches.")
+        for match in found:
+            check_plain(match)
         return found
 
     def columns(self, scan: str) -> dict[str, str]:
@@ -231,7 +235,11 @@ class Tables:
             return ResourceError(f"tables: {first}", "Free some space, or write elsewhere.")
         line = _LINE.search(str(error))
         if line is None:
-            return DataError(first, "Correct the file, or the recipe.")
+            file = _QUOTED.search(first)
+            if file is None:
+                return DataError(first, "Correct the file, or the recipe.")
+            reason = _CLASS.sub("", first.replace(f" '{file[1]}'", " it"))
+            return DataError(f"{Path(file[1]).name}: {reason}", "Fetch or write it again.")
         file, reason = _FILE.search(str(error)), _REASON.search(str(error))
         where = f"{Path(file[1]).name if file else 'table'}:{line[1]}"
         return DataError(f"{where}: {reason[0] if reason else first}", "Correct the line.")
@@ -309,6 +317,11 @@ def _header(path: Path, table: Table) -> list[str]:
         twice = next(name for name in names if names.count(name) > 1)
         raise DataError(f"{path.name}: column {twice!r} is there twice", "Name each column once.")
     return names
+
+
+def first_line(path: Path, table: Table) -> int:
+    """Line of the first row of a file, from 1; in Parquet, whose rows have no lines, 0."""
+    return 0 if _kind(path) == "parquet" else 1 + table.skip + table.header
 
 
 def literal(text: str) -> str:

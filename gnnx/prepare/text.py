@@ -27,9 +27,11 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from gnnx.prepare.arrays import Array, Workspace
+    from gnnx.prepare.report import Dropped
     from gnnx.threads import Progress
 
 SUFFIXES = {".txt", ".csv", ".tsv", ".edgelist", ".edges"}
+_SHOWN = 40  # characters of a wrong field
 _SLOW_FIELDS = 4096  # fields that Python reads, in one go
 
 
@@ -64,6 +66,8 @@ class TextTable:
         How lines are cut into fields.
     progress
         Told the bytes of the file that have been read.
+    dropped
+        Takes lines of ids that are at fault, which are refused without it.
 
     Raises
     ------
@@ -77,8 +81,10 @@ class TextTable:
         path: Path,
         form: TextFormat,
         progress: Progress | None = None,
+        dropped: Dropped | None = None,
     ) -> None:
         self.where = path.name
+        self._dropped = dropped
         self._workspace, self._path, self._progress = workspace, path, progress
         self._fd = workspace.open(path)
         self._comment = ord(form.comment) if form.comment else -1
@@ -149,6 +155,8 @@ class TextTable:
     def _parse_ids(self, out: NDArray[Any], limit: int, state: NDArray[np.int64]) -> Iterator[int]:
         """Fill `out` again and again; yields the rows filled. `state` is as the kernel's."""
         state[:] = self._skip_lines, -1, 0, 0
+        if self._dropped is not None:
+            self._dropped.clear()
         for text in self._blocks():
             at = 0
             while at < len(text):
@@ -156,7 +164,11 @@ class TextTable:
                     text, at, self._separator, self._comment, limit, out, state
                 )
                 if state[2]:
-                    raise self._id_error(text, state, out.shape[1], limit)
+                    error = self._id_error(text, state, out.shape[1], limit)
+                    if self._dropped is None:
+                        raise error
+                    self._dropped.note(error.cause)
+                    state[2], at = 0, at + _kernels.end_of_line(text[at:])
                 yield rows
 
     def _id_error(
@@ -172,8 +184,9 @@ class TextTable:
         token = field.split(chr(self._separator) if self._separator else None)[0].strip()
         if state[2] == _kernels.OUTSIDE:
             return outside(where, int(token), limit)
+        shown = token if len(token) <= _SHOWN else token[:_SHOWN] + "…"
         return DataError(
-            f"{where}: {token!r} is not an integer id", "Number the nodes 0, 1, …, N - 1."
+            f"{where}: {shown!r} is not an integer id", "Number the nodes 0, 1, …, N - 1."
         )
 
     def numbers(self, dtype: type[np.float32 | np.float64]) -> Array:

@@ -97,6 +97,28 @@ class _IntegerKeys(Keys):
         return int(key)
 
 
+class _MovedKeys(_IntegerKeys):
+    """Ids before the nodes were put into parts, of a dataset without keys; in no order."""
+
+    _PIECE = 1 << 16
+
+    def ids(self, keys: Sequence[Any] | NDArray[np.int64]) -> NDArray[np.int64]:
+        """Find nodes by their ids before, in one pass over all of them; see `Keys.ids`."""
+        wanted = np.array([int(key) for key in keys], np.int64)
+        order = np.argsort(wanted)
+        found = np.full(len(wanted), -1)
+        for begin in range(0, len(self), self._PIECE):
+            piece = np.array(self._keys[begin : begin + self._PIECE])
+            first = np.searchsorted(wanted, piece, "left", sorter=order)
+            last = np.searchsorted(wanted, piece, "right", sorter=order)
+            for at in np.flatnonzero(last > first):
+                found[order[first[at] : last[at]]] = begin + at
+        if (found < 0).any():
+            key = wanted[np.flatnonzero(found < 0)[0]]
+            raise DataError(f"no node has the key {key}", "Give a key of the input.")
+        return found
+
+
 class _TextKeys(Keys):
     def __init__(
         self,
@@ -140,6 +162,9 @@ def open_keys(folder: Path, manifest: Manifest, node_type: str) -> Keys:
     if f"{stem}/key_offsets" in manifest.arrays:
         return _text(folder, manifest, f"{stem}/key", order)
     keys = _mapped(folder, manifest, f"{stem}/key")
+    moved = _mapped(folder, manifest, f"{stem}/id")
+    if keys is None and moved is not None:
+        return _MovedKeys(moved, None)
     return _IntegerKeys(range(manifest.nodes[node_type].count) if keys is None else keys, order)
 
 

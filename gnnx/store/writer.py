@@ -239,7 +239,7 @@ class DatasetWriter:
                 self._lock = None
 
     def _check_out(self) -> None:
-        if not self.out.exists() or (self.out.is_dir() and not any(self.out.iterdir())):
+        if not os.path.lexists(self.out) or (self.out.is_dir() and not any(self.out.iterdir())):
             return
         if not self._overwrite:
             raise UsageError(f"{self.out} exists already", "Give another name, or overwrite it.")

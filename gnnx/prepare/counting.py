@@ -1,0 +1,320 @@
+"""How much an input holds, from headers and a sample of its text; nothing is written.
+
+Letters: N nodes, E edges, F feature width.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import gzip
+import io
+import zipfile
+import zlib
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from gnnx.errors import DataError, UsageError
+from gnnx.prepare.arrays import check_plain, unreadable
+from gnnx.prepare.text import SUFFIXES
+
+if TYPE_CHECKING:
+    from pathlib import Path
+    from typing import IO
+
+_SAMPLE_BYTES = 1 << 20
+_EDGES = ("edge_index", "edges")
+_FEATURES = ("attr_matrix", "features", "x", "node_features", "node_feat")
+
+
+class Lines(NamedTuple):
+    """Of a text file."""
+
+    rows: int
+    """Lines with data."""
+    columns: int
+    num_bytes: int
+    """Unpacked."""
+    exact: bool
+    """Whether all of the file was read for it."""
+
+
+@dataclasses.dataclass
+class Counts:
+    """What an input holds."""
+
+    num_edges: int
+    num_nodes: int | None = None
+    """None where nobody says it: the ids are numbered anew."""
+    text_bytes: int = 0
+    """Of text to be parsed, unpacked."""
+    unpacked_bytes: int = 0
+    """Of compressed arrays, which are unpacked into scratch files."""
+    features: tuple[int, int, int] | None = None
+    """N, F and bytes of a stored number."""
+    from_text: bool = False
+    """Whether the edges are parsed into a scratch file."""
+    exact: bool = True
+    """Whether the counts are the input's own, not estimated from a sample."""
+
+
+def count(path: Path) -> Counts:
+    """Count what an input holds.
+
+    Parameters
+    ----------
+    path
+        An edge list, `.npy` edges, an `.npz` archive, Matrix Market, or an OGB, IGB or MAG240M
+        folder.
+
+    Returns
+    -------
+    Counts
+        Of its edges, nodes and features.
+
+    Raises
+    ------
+    DataError
+        It cannot be read.
+    UsageError
+        An input of another kind, whose counts are known only when it has been read.
+    """
+    check_plain(path)
+    if path.is_dir():
+        found = _folder(path)
+    elif path.suffix == ".npy":
+        shape, _ = npy_header(path)
+        found = Counts(_num_pairs(shape))
+    elif path.suffix == ".npz":
+        found = _archive(path)
+    elif path.name.endswith((".mtx", ".mtx.gz")):
+        found = _matrix(path)
+    elif is_text(path):
+        lines = sample(path)
+        found = Counts(lines.rows, None, lines.num_bytes, from_text=True, exact=lines.exact)
+    else:
+        found = None
+    if found is None:
+        raise UsageError(
+            f"{path.name}: what it holds is known only when it has been read",
+            "Leave out --dry-run, or give an edge list, .npy, .npz, .mtx or an OGB folder.",
+        )
+    return found
+
+
+def count_rows(path: Path) -> tuple[tuple[int, int, int], int, bool]:
+    """Count a table with a row a node.
+
+    Parameters
+    ----------
+    path
+        `.npy` or text.
+
+    Returns
+    -------
+    tuple
+        N, F and bytes of a stored number; bytes of text; whether the numbers are exact.
+    """
+    check_plain(path)
+    if path.suffix == ".npy":
+        return _stored(*npy_header(path)), 0, True
+    lines = sample(path)
+    return (lines.rows, lines.columns, 4), lines.num_bytes, lines.exact
+
+
+def is_text(path: Path) -> bool:
+    """Whether the name is one of a table in text."""
+    plain = path.with_suffix("") if path.suffix == ".gz" else path
+    return plain.suffix in SUFFIXES
+
+
+def sample(path: Path) -> Lines:
+    """Estimate the lines of a text file from its first MiB.
+
+    Parameters
+    ----------
+    path
+        Plain or gzipped.
+
+    Returns
+    -------
+    Lines
+        Of the file as a whole.
+
+    Raises
+    ------
+    DataError
+        It cannot be read.
+    """
+    check_plain(path)
+    try:
+        with path.open("rb") as raw:
+            packed: IO[bytes] = raw
+            if path.suffix == ".gz":
+                packed = gzip.GzipFile(fileobj=raw, mode="rb")  # type: ignore[assignment]
+            text = packed.read(_SAMPLE_BYTES)
+            size, taken = path.stat().st_size, len(text)
+            exact = len(text) < _SAMPLE_BYTES or not packed.read(1)
+            if path.suffix == ".gz":
+                taken = min(size, raw.tell())
+    except OSError as error:
+        raise unreadable(path, error) from None
+    except (EOFError, zlib.error) as error:
+        raise DataError(
+            f"{path.name}: cannot be decompressed: {error}", "Fetch the file again."
+        ) from None
+    lines = text.split(b"\n")
+    whole = lines if exact else lines[:-1]
+    rows = [line for line in whole if line.strip() and not line.lstrip().startswith((b"#", b"%"))]
+    header = bool(rows) and not any(map(_is_number, _fields(rows[0])))
+    columns = len(_fields(rows[0])) if rows else 0
+    scale = 1.0 if exact else size / max(1, taken)
+    num_rows = len(rows) - header if exact else round(len(rows) * scale)
+    return Lines(num_rows, columns, round(len(text) * scale), exact)
+
+
+def _fields(line: bytes) -> list[bytes]:
+    sign = next((sign for sign in (b",", b"\t", b";") if sign in line), None)
+    return line.split(sign)
+
+
+def _is_number(field: bytes) -> bool:
+    try:
+        float(field)
+    except ValueError:
+        return False
+    return True
+
+
+def npy_header(path: Path) -> tuple[tuple[int, ...], np.dtype[Any]]:
+    """Shape and dtype of an `.npy` file, from its header alone."""
+    try:
+        with path.open("rb") as file:
+            return _header(file, path.name)
+    except OSError as error:
+        raise unreadable(path, error) from None
+
+
+def _header(file: IO[bytes], where: str) -> tuple[tuple[int, ...], np.dtype[Any]]:
+    head = io.BytesIO(file.read(1 << 16))
+    try:
+        version = np.lib.format.read_magic(head)
+        read = (
+            np.lib.format.read_array_header_1_0
+            if version == (1, 0)
+            else np.lib.format.read_array_header_2_0
+        )
+        shape, _, dtype = read(head)
+    except ValueError as error:
+        raise DataError(
+            f"{where}: not an .npy array: {error}", "Write it with numpy.save."
+        ) from None
+    return tuple(shape), dtype
+
+
+def _num_pairs(shape: tuple[int, ...]) -> int:
+    return max(shape) if len(shape) == 2 and 2 in shape else shape[0] if shape else 0
+
+
+def _stored(shape: tuple[int, ...], dtype: np.dtype[Any]) -> tuple[int, int, int]:
+    width = shape[1] if len(shape) > 1 else 1
+    return shape[0], width, 4 if dtype.itemsize == 8 and dtype.kind == "f" else dtype.itemsize
+
+
+def _archive(path: Path) -> Counts:
+    try:
+        with zipfile.ZipFile(path) as archive:
+            infos = archive.infolist()
+            heads = {}
+            for info in infos:
+                with archive.open(info) as member:
+                    name = info.filename.removesuffix(".npy")
+                    heads[name] = _header(member, f"{path.name}: {name}")
+    except OSError as error:
+        raise unreadable(path, error) from None
+    except (zipfile.BadZipFile, zlib.error) as error:
+        raise DataError(f"{path.name}: not a whole archive: {error}", "Fetch it again.") from None
+    shapes = {name: shape for name, (shape, _) in heads.items()}
+    pointers = next((p for p in ("", "adj_") if {f"{p}indptr", f"{p}indices"} <= {*shapes}), None)
+    pairs = next((name for name in _EDGES if name in shapes), None)
+    if pointers is not None:
+        found = Counts(shapes[f"{pointers}indices"][0], shapes[f"{pointers}indptr"][0] - 1)
+    elif pairs is not None:
+        found = Counts(_num_pairs(shapes[pairs]))
+    else:
+        raise DataError(f"{path.name}: no edges in it", "Name them edge_index, or adj_indices.")
+    table = next((name for name in _FEATURES if name in heads), None)
+    if "attr_indptr" in heads and "attr_shape" in heads:
+        found.features = shapes["attr_indptr"][0] - 1, _columns(path), 4
+    elif table is not None:
+        found.features = _stored(*heads[table])
+    if found.num_nodes is None and found.features is not None:
+        found.num_nodes = found.features[0]
+    packed = (info.file_size for info in infos if info.compress_type != zipfile.ZIP_STORED)
+    found.unpacked_bytes = sum(packed)
+    return found
+
+
+def _columns(path: Path) -> int:
+    """F of a sparse matrix in an archive: one small array is read."""
+    with zipfile.ZipFile(path) as archive, archive.open("attr_shape.npy") as member:
+        data = io.BytesIO(member.read())
+    return int(np.lib.format.read_array(data)[1])
+
+
+def _matrix(path: Path) -> Counts:
+    lines = sample(path)
+    with (
+        gzip.open(path, "rt", encoding="latin1")
+        if path.suffix == ".gz"
+        else path.open(encoding="latin1") as file
+    ):
+        banner = file.readline().lower()
+        sizes = next((line for line in file if line.strip() and line[0] != "%"), "").split()
+    if len(sizes) != 3 or not all(size.isdigit() for size in sizes):
+        raise DataError(f"{path.name}: no line of sizes", "Fetch the file again.")
+    entries = int(sizes[2])
+    mirrored = "general" not in banner
+    return Counts(
+        entries * (1 + mirrored),
+        int(sizes[0]),
+        lines.num_bytes,
+        from_text=True,
+        exact=not mirrored,  # loops are there once
+    )
+
+
+def _folder(folder: Path) -> Counts | None:
+    raw = folder / "raw"
+    if (raw / "edge.csv.gz").exists():
+        edges = sample(raw / "edge.csv.gz")
+        found = Counts(
+            _only_number(raw / "num-edge-list.csv.gz"),
+            _only_number(raw / "num-node-list.csv.gz"),
+            edges.num_bytes,
+            from_text=True,
+        )
+        if (raw / "node-feat.csv.gz").exists():
+            lines = sample(raw / "node-feat.csv.gz")
+            found.features = found.num_nodes or 0, lines.columns, 4
+            found.text_bytes += lines.num_bytes
+        return found
+    if (raw / "data.npz").exists():
+        return _archive(raw / "data.npz")
+    for cites in ("paper__cites__paper", "paper___cites___paper"):
+        edges_file = folder / "processed" / cites / "edge_index.npy"
+        if edges_file.exists():
+            features, _, _ = count_rows(folder / "processed" / "paper" / "node_feat.npy")
+            shape, _ = npy_header(edges_file)
+            return Counts(_num_pairs(shape), features[0], features=features)
+    return None
+
+
+def _only_number(path: Path) -> int:
+    try:
+        with gzip.open(path, "rt") as file:
+            return int(file.readline())
+    except OSError as error:
+        raise unreadable(path, error) from None
+    except ValueError:
+        raise DataError(f"{path.name}: no number in it", "Fetch the file again.") from None
