@@ -96,15 +96,16 @@ def test_options_are_frozen():
         " --overwrite --quiet --json",
         "prepare": "--features --labels --train --val --test --num-nodes --undirected"
         " --self-loops --duplicates --split --nonfinite --unlabeled --delimiter --layout"
-        " --root --remap --pickles --seed --memory --overwrite --quiet --json",
+        " --root --remap --pickles --bad-lines --strict --dry-run"
+        " --seed --memory --overwrite --quiet --json",
         "partition": "--parts --method --order --balance --imbalance --time-limit --seed --memory"
         " --threads --overwrite --quiet --json",
         "info": "--json",
         "verify": "--threads --quiet --json",
-        "train": "--model --aggr --heads --fanouts --layers --hidden --dropout --batch-size --epochs"
-        " --lr --weight-decay --optimizer --schedule --class-weights --bf16 --eval-every"
-        " --patience --checkpoint --checkpoint-every --resume --memory --device-memory --threads --device"
-        " --seed --quiet --json",
+        "train": "--model --aggr --heads --fanouts --layers --hidden --dropout --batch-size"
+        " --epochs --lr --weight-decay --optimizer --schedule --class-weights --bf16"
+        " --eval-every --patience --checkpoint --checkpoint-every --resume"
+        " --memory --device-memory --threads --device --seed --quiet --json",
         "infer": "--checkpoint --out --memory --device-memory --threads --device --quiet --json",
         "export": "--what --rows --memory --json",
         "doctor": "--json",
