@@ -20,11 +20,24 @@ from torch import Tensor
 from gnnx.errors import UsageError
 from gnnx.ops import _operators
 from gnnx.ops._numba import transpose_into
+from gnnx.ops._numba.pages import keep_within as keep_results_within
+from gnnx.ops._numba.pages import peak_bytes as peak_results_bytes
 
 if TYPE_CHECKING:
     from gnnx.random import Key
 
-__all__ = ["attention", "dropout", "edge_softmax", "gather", "sage", "sddmm", "spmm", "transpose"]
+__all__ = [
+    "attention",
+    "dropout",
+    "edge_softmax",
+    "gather",
+    "keep_results_within",
+    "peak_results_bytes",
+    "sage",
+    "sddmm",
+    "spmm",
+    "transpose",
+]
 
 Reduce: TypeAlias = Literal["sum", "mean", "max", "min"]
 Csr: TypeAlias = tuple[Tensor, Tensor, Tensor]
