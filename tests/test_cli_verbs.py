@@ -124,7 +124,7 @@ def test_train_document_has_its_keys(graph):
     ]
     assert set(document["memory"]) == {
         *("budget_bytes", "device_budget_bytes", "peak_ledger_bytes", "peak_device_ledger_bytes"),
-        *("peak_rss_bytes", "base_rss_bytes"),
+        *("peak_rss_bytes", "base_rss_bytes", "peak_results_bytes"),
     }
     assert document["memory"]["budget_bytes"] == 16 << 20
     assert document["memory"]["device_budget_bytes"] == 64 << 20

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 import numpy as np
 import torch
 
-from gnnx import threads
+from gnnx import ops, threads
 from gnnx.cache import Demands, Lookahead, Strategy, WindowCounts, arrange
 from gnnx.errors import BudgetError, GnnxError, RunError, UsageError
 from gnnx.graph import MiniBatch
@@ -189,6 +189,7 @@ class Loader:
         self._current: _Epoch | None = None
         self._degrees, self._edge_index = degrees, edge_index
         self._ledger, self._source = dataset.ledger, dataset.features
+        ops.keep_results_within(dataset.ledger)
         self._seeds = Seeds(dataset, split)
         self._new_sampler = functools.partial(
             NeighborSampler,

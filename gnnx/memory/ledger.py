@@ -139,6 +139,12 @@ class Ledger:
             self._collect()
             return self._accounts[tier].held
 
+    def kept_bytes(self, tier: Tier) -> int:
+        """Freed bytes of a tier that stay resident for the next to ask."""
+        with self._lock:
+            self._collect()
+            return self._slabs[tier].dirty_bytes if tier in self._slabs else 0
+
     def peak_bytes(self, tier: Tier) -> int:
         """Largest number of bytes held in a tier so far."""
         with self._lock:

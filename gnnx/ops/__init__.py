@@ -20,6 +20,8 @@ from torch import Tensor
 from gnnx.errors import UsageError
 from gnnx.ops import _operators
 from gnnx.ops._numba import transpose_into
+from gnnx.ops._numba.pages import keep_within as keep_results_within
+from gnnx.ops._numba.pages import peak_bytes as peak_results_bytes
 
 if TYPE_CHECKING:
     from gnnx.random import Key
@@ -30,6 +32,8 @@ __all__ = [
     "edge_scores",
     "edge_softmax",
     "gather",
+    "keep_results_within",
+    "peak_results_bytes",
     "sage",
     "sddmm",
     "spmm",

@@ -43,6 +43,8 @@ class MemoryReport:
     peak_device_ledger_bytes: int
     peak_rss_bytes: int
     base_rss_bytes: int
+    peak_results_bytes: int
+    """Large results of operators on a CPU, whose pages are kept; DEVICE bytes beside the ledger."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

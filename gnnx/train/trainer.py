@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
+from gnnx import ops
 from gnnx.errors import DataError, RunError, UsageError
 from gnnx.inference import parameter_dtype
 from gnnx.loader import Loader
@@ -296,6 +297,7 @@ class Trainer:
             peak_device_ledger_bytes=ledger.peak_bytes(Tier.DEVICE),
             peak_rss_bytes=peak_rss_bytes(),
             base_rss_bytes=self.base_rss_bytes,
+            peak_results_bytes=ops.peak_results_bytes(),
         )
         best = None if state.best_epoch is None else state.epochs[state.best_epoch]
         return TrainReport(
