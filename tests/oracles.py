@@ -262,6 +262,38 @@ def sample(indptr, indices, seeds, fanouts, key):
     return blocks[::-1]
 
 
+def hetero_sample(graphs, node_types, seed_type, seeds, fanouts, key):
+    """Blocks of a batch of a typed graph, outermost first: (by edge type, ids by node type, D).
+
+    `graphs` has (indptr, indices) by edge type; edge types are taken in ascending order, and the
+    layer of the e-th of them is layer * (number of types) + e in the key of its draws.
+    """
+    nodes = {name: [] for name in node_types}
+    nodes[seed_type] = [int(seed) for seed in seeds]
+    blocks = []
+    for layer in range(len(next(iter(fanouts.values())))):
+        reached = {name: list(ids) for name, ids in nodes.items()}
+        edges = {}
+        for e, edge_type in enumerate(sorted(graphs)):
+            (src, _, dst), (indptr, indices) = edge_type, graphs[edge_type]
+            draws = (*key[:3], layer * len(graphs) + e)
+            fanout = fanouts[edge_type][layer]
+            picked = [
+                [int(indptr[v]) + i for i in drawn(indptr[v + 1] - indptr[v], fanout, draws, v)]
+                for v in map(int, reached[dst])
+            ]
+            e_id = [position for row in picked for position in row]
+            for source in (int(indices[position]) for position in e_id):
+                if source not in nodes[src]:
+                    nodes[src].append(source)
+            row = [nodes[src].index(indices[position]) for position in e_id]
+            starts = np.cumsum([0] + [len(row) for row in picked]).tolist()
+            edges[edge_type] = (starts, row, e_id)
+        ids = {name: list(found) for name, found in nodes.items()}
+        blocks.append((edges, ids, {name: len(found) for name, found in reached.items()}))
+    return blocks[::-1]
+
+
 def edge_union(blocks):
     """Pairs (source, destination) of each edge once, blocks given outermost first.
 
