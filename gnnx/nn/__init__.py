@@ -6,17 +6,35 @@ Parameters are drawn from torch's default generator.
 """
 
 from gnnx.nn.conv import GCNConv, SAGEConv
+from gnnx.nn.hetero import (
+    RGCN,
+    HeteroConvLayer,
+    HeteroDropout,
+    HeteroSAGE,
+    HeteroSAGEConv,
+    HeteroStack,
+    RGCNConv,
+    TypeLinear,
+)
 from gnnx.nn.models import GCN, MODELS, SAGE, ConvLayer, Dropout, Stack, build_model, needs_degrees
 
 __all__ = [
     "GCN",
     "MODELS",
+    "RGCN",
     "SAGE",
     "ConvLayer",
     "Dropout",
     "GCNConv",
+    "HeteroConvLayer",
+    "HeteroDropout",
+    "HeteroSAGE",
+    "HeteroSAGEConv",
+    "HeteroStack",
+    "RGCNConv",
     "SAGEConv",
     "Stack",
+    "TypeLinear",
     "build_model",
     "needs_degrees",
 ]

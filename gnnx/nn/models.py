@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from gnnx import ops
 from gnnx.errors import UsageError
 from gnnx.nn.conv import GCNConv, SAGEConv
+from gnnx.nn.hetero import RGCN, HeteroSAGE, HeteroStack
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -259,11 +260,13 @@ def needs_degrees(module: nn.Module) -> bool:
     return any(getattr(part, "needs_degrees", False) for part in module.modules())
 
 
-MODELS: Mapping[str, type[GCN | SAGE]] = MappingProxyType({"gcn": GCN, "sage": SAGE})
+MODELS: Mapping[str, type[GCN | SAGE | RGCN | HeteroSAGE]] = MappingProxyType(
+    {"gcn": GCN, "sage": SAGE, "rgcn": RGCN, "hetero-sage": HeteroSAGE}
+)
 """Models by the name that a configuration gives them."""
 
 
-def build_model(config: Mapping[str, Any]) -> Stack:
+def build_model(config: Mapping[str, Any]) -> Stack | HeteroStack:
     """Make the model that a configuration describes, with new parameters.
 
     Parameters
@@ -273,7 +276,7 @@ def build_model(config: Mapping[str, Any]) -> Stack:
 
     Returns
     -------
-    Stack
+    Stack or HeteroStack
         One of `MODELS`.
 
     Raises

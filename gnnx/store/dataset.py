@@ -125,6 +125,11 @@ class Dataset:
         """N by node type, ascending."""
         return {name: self.manifest.nodes[name].count for name in sorted(self.node_types)}
 
+    @property
+    def widths(self) -> dict[str, int]:
+        """F by node type, ascending; 1 where a type has no features, but the constant 1."""
+        return {name: self.features_of(name).row_shape[0] for name in sorted(self.node_types)}
+
     def features_of(self, node_type: str) -> DiskFeatures | ConstantFeatures:
         """Features of any node type.
 
