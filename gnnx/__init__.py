@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from gnnx.graph import Block, Graph, HeteroBatch, HeteroBlock, MiniBatch
     from gnnx.inference import infer
     from gnnx.interop import from_networkx, from_pyg, from_scipy
-    from gnnx.loader import Loader
+    from gnnx.loader import HeteroLoader, Loader
     from gnnx.memory import Budget, Ledger, Tier
     from gnnx.sample import HeteroSampler, NeighborSampler
     from gnnx.store import Dataset, FeatureStore, GraphStore, open
@@ -31,6 +31,7 @@ __all__ = [
     "GraphStore",
     "HeteroBatch",
     "HeteroBlock",
+    "HeteroLoader",
     "HeteroSampler",
     "Ledger",
     "Loader",
@@ -59,6 +60,7 @@ _HOMES = {
     "GraphStore": "gnnx.store",
     "HeteroBatch": "gnnx.graph",
     "HeteroBlock": "gnnx.graph",
+    "HeteroLoader": "gnnx.loader",
     "HeteroSampler": "gnnx.sample",
     "Ledger": "gnnx.memory",
     "Loader": "gnnx.loader",

@@ -178,6 +178,26 @@ def expected_access(indptr, indices, seeds, fanouts, batch_size):
     return reached
 
 
+def typed_access(graphs, counts, seed_type, seeds, fanouts, batch_size):
+    """P(node is in a batch) of a typed graph by node type, edge by edge as `expected_access`."""
+    first = {name: np.zeros(count) for name, count in counts.items()}
+    first[seed_type][seeds] = min(1.0, batch_size / max(1, len(seeds)))
+    reached = first
+    drawn = {name: np.zeros(counts[name[2]]) for name in graphs}
+    for layer in range(len(next(iter(fanouts.values())))):
+        spared = {name: 1.0 - at_first for name, at_first in first.items()}
+        for name, (indptr, indices) in graphs.items():
+            rows = [indices[begin:end] for begin, end in itertools.pairwise(indptr)]
+            fanout = fanouts[name][layer]
+            for v, row in enumerate(rows):
+                share = 1.0 if fanout < 0 else min(1.0, fanout / max(1, len(row)))
+                drawn[name][v] += (reached[name[2]][v] - drawn[name][v]) * share
+                for u in row:
+                    spared[name[0]][u] *= 1.0 - drawn[name][v]
+        reached = {name: 1.0 - left for name, left in spared.items()}
+    return reached
+
+
 def sampled_nodes(indptr, indices, seeds, fanouts, rng):
     """Ids of a batch: each layer draws distinct in-edges of every node reached so far."""
     reached = set(np.asarray(seeds).tolist())

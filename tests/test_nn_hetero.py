@@ -265,7 +265,7 @@ def test_wrong_arguments_are_named():
     with pytest.raises(UsageError, match=r"no edges of type \('x', 'y', 'paper'\)"):
         conv(block, x)
     with pytest.raises(UsageError, match="h has 11 rows of 'paper', the block 12"):
-        MODELS["rgcn"]().double()([block] * 3, {**x, "paper": x["paper"][1:]})
+        MODELS["rgcn"]().double().eval()([block] * 3, {**x, "paper": x["paper"][1:]})
     with pytest.raises(UsageError, match="2 blocks for a model of 3 layers"):
         MODELS["sage"]()([block] * 2, x)
     with pytest.raises(UsageError, match="0 bases"):

@@ -14,7 +14,7 @@ import dataclasses
 import functools
 import logging
 import time
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -30,14 +30,13 @@ from gnnx.random import Key, permute
 from gnnx.sample import NeighborSampler
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
     from concurrent.futures import Future
 
     from numpy.typing import NDArray
 
     from gnnx.cache import FeatureCache
     from gnnx.cache.strategy import Kind
-    from gnnx.graph import Block
     from gnnx.loader.seeds import Split
     from gnnx.store import Dataset, Pending
 
@@ -180,17 +179,11 @@ class Loader:
         self.epoch = 0
         self.stats: EpochStats | None = None
         self._degrees, self._edge_index = degrees, edge_index
-        self._ledger, self._source = dataset.ledger, dataset.features
+        self._ledger = dataset.ledger
         self._seeds = Seeds(dataset, split)
-        self._new_sampler = functools.partial(
-            NeighborSampler,
-            dataset.graph,
-            self.fanouts,
-            degrees=degrees,
-            edge_ids=edge_ids or edge_index,
-        )
+        self._new_sampler = self._sampler_of(edge_ids or edge_index)
         self._sampler = self._new_sampler()
-        self._features: FeatureCache | None = None
+        self._features: Any = None
         self._strategy = _ONE_BY_ONE
         self._filled = 0  # bytes read to fill the cache, of those that a report has shown
         self._ahead = prefetch  # batches beside the current one, as the budgets allow
@@ -218,7 +211,20 @@ class Loader:
         """The features behind the cache; made when first asked for."""
         if self._features is None:
             self._features = self._arrange()
-        return self._features
+        features: FeatureCache = self._features
+        return features
+
+    def _sampler_of(self, edge_ids: bool) -> Callable[[], Any]:
+        """Open features and edges; what makes a sampler."""
+        graph = self.dataset.graph  # first: of a typed data set it tells what to do
+        self._source = self.dataset.features
+        return functools.partial(
+            NeighborSampler,
+            graph,
+            self.fanouts,
+            degrees=self._degrees,
+            edge_ids=edge_ids,
+        )
 
     @contextlib.contextmanager
     def released(self) -> Iterator[None]:
@@ -250,9 +256,9 @@ class Loader:
 
     def _run(self, epoch: _Epoch) -> Iterator[MiniBatch]:
         """Hand out the batches of an epoch and leave nothing behind, however it ends."""
-        io, features, file = self.dataset.io, epoch.features, self._source.file
+        io, features = self.dataset.io, epoch.features
         counts, busy_s, bytes_read = features.counts, io.busy_s, io.bytes_read
-        feature_bytes = file.bytes_read
+        feature_bytes = features.source_bytes_read
         fill_bytes, self._filled = features.fill_bytes - self._filled, features.fill_bytes
         epoch.ahead = self._look_ahead(epoch)
         try:
@@ -274,7 +280,7 @@ class Loader:
                 rows_hit=asked.rows_hit + shared,
                 rows_from_packs=windows.rows_unpacked,
                 rows_from_disk=one_by_one + windows.rows_read,
-                feature_read_bytes=file.bytes_read - feature_bytes,
+                feature_read_bytes=features.source_bytes_read - feature_bytes,
                 disk_read_bytes=io.bytes_read - bytes_read,
                 disk_written_bytes=windows.rows_packed * features.row_bytes,
                 windows=windows.windows,
@@ -287,7 +293,10 @@ class Loader:
 
         def wanted(step: int) -> NDArray[np.int64]:
             key = Key(self.seed, epoch.number, step)
-            return self._sampler.reach(self._seeds.ids(self._positions(key)), key)
+            rows: NDArray[np.int64] = self._sampler.reach(
+                self._seeds.ids(self._positions(key)), key
+            )
+            return rows
 
         return Lookahead(
             self.dataset, epoch.features, self._strategy, wanted, epoch.num_steps, self.timeout_s
@@ -372,19 +381,23 @@ class Loader:
         edge_index = edge_union(blocks, self._ledger) if self._edge_index else None
         sampled = time.perf_counter()
         progress.enter("fetching features")
-        n_id = blocks[0].src_id
-        shape = (len(n_id), *self._source.row_shape)
-        x = self._ledger.tensor(shape, self._source.dtype, Tier.DEVICE, "batch")
         return _Coming(
             input_id=torch.from_numpy(positions),
             seeds=torch.from_numpy(seeds),
             blocks=blocks,
             edge_index=edge_index,
-            x=ahead.fetch(key.step, n_id.numpy(), x),
+            x=self._fetch(ahead, key.step, blocks),
             y=y,
             sample_s=sampled - begin,
             copy_s=time.perf_counter() - sampled,
         )
+
+    def _fetch(self, ahead: Any, step: int, blocks: list[Any]) -> Any:
+        """Begin to bring the rows of a batch."""
+        n_id: torch.Tensor = blocks[0].src_id
+        shape = (len(n_id), *self._source.row_shape)
+        x = self._ledger.tensor(shape, self._source.dtype, Tier.DEVICE, "batch")
+        return ahead.fetch(step, n_id.numpy(), x)
 
     def _finish(self, epoch: _Epoch) -> MiniBatch:
         """Wait for the first batch of the queue and its rows; raises what its preparation met."""
@@ -409,6 +422,10 @@ class Loader:
         epoch.ahead.done(done.step)
         epoch.sample_s += coming.sample_s
         epoch.copy_s += coming.copy_s
+        return self._batch(coming, x, y).to(self.device)
+
+    def _batch(self, coming: _Coming, x: Any, y: torch.Tensor | None) -> MiniBatch:
+        """Put a batch together."""
         return MiniBatch(
             seeds=coming.seeds,
             blocks=coming.blocks,
@@ -417,7 +434,7 @@ class Loader:
             n_id=coming.blocks[0].src_id,
             input_id=coming.input_id,
             edge_index=coming.edge_index,
-        ).to(self.device)
+        )
 
 
 class _Epoch:
@@ -449,9 +466,9 @@ class _Coming(NamedTuple):
 
     input_id: torch.Tensor
     seeds: torch.Tensor
-    blocks: list[Block]
+    blocks: list[Any]
     edge_index: torch.Tensor | None
-    x: Pending
+    x: Any  # a Pending, or its like by node type
     y: Pending | None
     sample_s: float
     copy_s: float
