@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from gnnx import nn, ops
     from gnnx.cache import FeatureCache
-    from gnnx.graph import Block, Graph, MiniBatch
+    from gnnx.graph import Block, Graph, HeteroBatch, HeteroBlock, MiniBatch
     from gnnx.inference import infer
     from gnnx.interop import from_networkx, from_pyg, from_scipy
-    from gnnx.loader import Loader
+    from gnnx.loader import HeteroLoader, Loader
     from gnnx.memory import Budget, Ledger, Tier
-    from gnnx.sample import NeighborSampler
+    from gnnx.sample import HeteroSampler, NeighborSampler
     from gnnx.store import Dataset, FeatureStore, GraphStore, open
     from gnnx.train import Trainer, evaluate
 
@@ -29,6 +29,10 @@ __all__ = [
     "FeatureStore",
     "Graph",
     "GraphStore",
+    "HeteroBatch",
+    "HeteroBlock",
+    "HeteroLoader",
+    "HeteroSampler",
     "Ledger",
     "Loader",
     "MiniBatch",
@@ -54,6 +58,10 @@ _HOMES = {
     "FeatureStore": "gnnx.store",
     "Graph": "gnnx.graph",
     "GraphStore": "gnnx.store",
+    "HeteroBatch": "gnnx.graph",
+    "HeteroBlock": "gnnx.graph",
+    "HeteroLoader": "gnnx.loader",
+    "HeteroSampler": "gnnx.sample",
     "Ledger": "gnnx.memory",
     "Loader": "gnnx.loader",
     "MiniBatch": "gnnx.graph",

@@ -1,4 +1,4 @@
-"""The nouns that pass between stages: Graph, Block, MiniBatch.
+"""The nouns that pass between stages: Graph, Block, MiniBatch; typed: HeteroBlock, HeteroBatch.
 
 Shapes: N nodes, E edges, S sources, D destinations, B seeds, F feature width. All are plain tensors
 on one device. A Block is the only graph a layer sees, in every mode.
@@ -16,7 +16,10 @@ from gnnx import ops
 from gnnx.errors import DataError
 from gnnx.random import Key
 
-_Record = TypeVar("_Record", "Block", "MiniBatch")
+EdgeType = tuple[str, str, str]
+"""(source type, relation, destination type)."""
+
+_Record = TypeVar("_Record", "Block", "MiniBatch", "HeteroBatch")
 
 
 class Transpose(NamedTuple):
@@ -280,6 +283,117 @@ class MiniBatch:
 
     def __repr__(self) -> str:
         return f"MiniBatch({self.batch_size} seeds, x {tuple(self.x.shape)}, {self.blocks})"
+
+
+@dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
+class HeteroBlock:
+    """Edges of several types between nodes of several types: a Block an edge type.
+
+    In the rows `h[t]` (S_t, F_t) of a node type t the first D_t are its destinations, whatever the
+    edge type. The Block of an edge type (s, r, t) goes from the S_s rows of `h[s]` to the first D_t
+    of `h[t]`; its own first sources are its destinations only where s is t.
+
+    Parameters
+    ----------
+    blocks
+        By edge type, in ascending order.
+    src_id
+        By node type, (S_t,) int64; global ids of the rows, each type counted from 0.
+    num_dst
+        D_t by node type.
+    key
+        (seed, epoch, step, layer), for keyed randomness.
+    """
+
+    blocks: dict[EdgeType, Block]
+    src_id: dict[str, torch.Tensor]
+    num_dst: dict[str, int]
+    key: Key
+
+    @property
+    def num_edges(self) -> int:
+        """Edges of all types."""
+        return sum(block.num_edges for block in self.blocks.values())
+
+    def node_key(self, node_type: str) -> Key:
+        """Key of what is drawn for nodes of a type: layer · number of types + place of the type.
+
+        No two types and layers share one; with one type it is the block's.
+        """
+        types = sorted(self.src_id)
+        return numbered_key(self.key, types.index(node_type), len(types))
+
+    def to(self, device: torch.device | str) -> HeteroBlock:
+        """Copy the block to a device; the block itself where it is there already."""
+        device = torch.device(device)
+        if all(ids.device == device for ids in self.src_id.values()):
+            return self
+        return dataclasses.replace(
+            self,
+            blocks={edge_type: block.to(device) for edge_type, block in self.blocks.items()},
+            src_id={name: ids.to(device, non_blocking=True) for name, ids in self.src_id.items()},
+        )
+
+    def __repr__(self) -> str:
+        ends = ", ".join(
+            f"{name}: {len(ids)} -> {self.num_dst[name]}" for name, ids in self.src_id.items()
+        )
+        return f"HeteroBlock({{{ends}}}, {self.num_edges} edges of {len(self.blocks)} types)"
+
+
+@dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
+class HeteroBatch:
+    """A step's input from a typed graph, complete on one device when it is handed out.
+
+    Parameters
+    ----------
+    seeds
+        (B,) int64; global ids of the nodes whose outputs count, all of one type.
+    blocks
+        Outermost first; the last one's destinations are the seeds.
+    x
+        By node type, (S_t, F_t): features of the first block's rows, in the order of `n_id`. A type
+        without features has the constant 1, F_t = 1.
+    y
+        (B,) labels of the seeds; None where the dataset has none.
+    n_id
+        By node type, (S_t,) int64 global ids of the first block's rows.
+    input_id
+        (B,) int64; position of each seed in the split it was drawn from.
+    """
+
+    seeds: torch.Tensor
+    blocks: list[HeteroBlock]
+    x: dict[str, torch.Tensor]
+    y: torch.Tensor | None
+    n_id: dict[str, torch.Tensor]
+    input_id: torch.Tensor
+
+    @property
+    def batch_size(self) -> int:
+        """B."""
+        return len(self.seeds)
+
+    def to(self, device: torch.device | str) -> HeteroBatch:
+        """Copy the batch to a device; the batch itself where it is there already."""
+        device = torch.device(device)
+        if self.seeds.device == device:
+            return self
+        return dataclasses.replace(
+            _moved(self, device),
+            blocks=[block.to(device) for block in self.blocks],
+            x={name: rows.to(device, non_blocking=True) for name, rows in self.x.items()},
+            n_id={name: ids.to(device, non_blocking=True) for name, ids in self.n_id.items()},
+        )
+
+    def __repr__(self) -> str:
+        widths = {name: tuple(rows.shape) for name, rows in self.x.items()}
+        return f"HeteroBatch({self.batch_size} seeds, x {widths}, {self.blocks})"
+
+
+def numbered_key(key: Key, number: int, count: int) -> Key:
+    """Key of one of `count` kinds of draws of a layer: its layer is layer · count + number."""
+    return key._replace(layer=key.layer * count + number)
 
 
 def _moved(record: _Record, device: torch.device | str) -> _Record:

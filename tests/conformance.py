@@ -63,6 +63,28 @@ def write_dataset(path, *, overwrite=False, num_nodes=None, num_classes=0, **arr
     return path
 
 
+def write_typed_dataset(path, nodes, edges, *, overwrite=False):
+    """Write a typed data set.
+
+    `nodes` has (count, num_classes, arrays by name) by type, `edges` the CSR by edge type.
+    """
+    with DatasetWriter(path, overwrite=overwrite, ledger=Ledger(Budget())) as writer:
+
+        def write(name, values):
+            values = np.ascontiguousarray(values)
+            writer.array(name, values.shape, values.dtype.name).append(values)
+
+        for node_type, (count, num_classes, arrays) in nodes.items():
+            writer.nodes(node_type, count, num_classes=num_classes)
+            for name, values in arrays.items():
+                write(f"nodes/{node_type}/{name}", values)
+        for edge_type, (indptr, indices) in edges.items():
+            writer.edges(edge_type, len(indices))
+            write(f"edges/{'-'.join(edge_type)}/indptr", indptr.astype(np.int64))
+            write(f"edges/{'-'.join(edge_type)}/indices", indices.astype(np.int32))
+    return path
+
+
 class FeatureStoreSuite:
     """What every FeatureStore must do.
 

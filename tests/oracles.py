@@ -197,6 +197,26 @@ def expected_access(indptr, indices, seeds, fanouts, batch_size):
     return reached
 
 
+def typed_access(graphs, counts, seed_type, seeds, fanouts, batch_size):
+    """P(node is in a batch) of a typed graph by node type, edge by edge as `expected_access`."""
+    first = {name: np.zeros(count) for name, count in counts.items()}
+    first[seed_type][seeds] = min(1.0, batch_size / max(1, len(seeds)))
+    reached = first
+    drawn = {name: np.zeros(counts[name[2]]) for name in graphs}
+    for layer in range(len(next(iter(fanouts.values())))):
+        spared = {name: 1.0 - at_first for name, at_first in first.items()}
+        for name, (indptr, indices) in graphs.items():
+            rows = [indices[begin:end] for begin, end in itertools.pairwise(indptr)]
+            fanout = fanouts[name][layer]
+            for v, row in enumerate(rows):
+                share = 1.0 if fanout < 0 else min(1.0, fanout / max(1, len(row)))
+                drawn[name][v] += (reached[name[2]][v] - drawn[name][v]) * share
+                for u in row:
+                    spared[name[0]][u] *= 1.0 - drawn[name][v]
+        reached = {name: 1.0 - left for name, left in spared.items()}
+    return reached
+
+
 def sampled_nodes(indptr, indices, seeds, fanouts, rng):
     """Ids of a batch: each layer draws distinct in-edges of every node reached so far."""
     reached = set(np.asarray(seeds).tolist())
@@ -278,6 +298,38 @@ def sample(indptr, indices, seeds, fanouts, key):
                 e_id.append(begin + offset)
             starts.append(len(row))
         blocks.append((starts, row, list(nodes), e_id))
+    return blocks[::-1]
+
+
+def hetero_sample(graphs, node_types, seed_type, seeds, fanouts, key):
+    """Blocks of a batch of a typed graph, outermost first: (by edge type, ids by node type, D).
+
+    `graphs` has (indptr, indices) by edge type; edge types are taken in ascending order, and the
+    layer of the e-th of them is layer * (number of types) + e in the key of its draws.
+    """
+    nodes = {name: [] for name in node_types}
+    nodes[seed_type] = [int(seed) for seed in seeds]
+    blocks = []
+    for layer in range(len(next(iter(fanouts.values())))):
+        reached = {name: list(ids) for name, ids in nodes.items()}
+        edges = {}
+        for e, edge_type in enumerate(sorted(graphs)):
+            (src, _, dst), (indptr, indices) = edge_type, graphs[edge_type]
+            draws = (*key[:3], layer * len(graphs) + e)
+            fanout = fanouts[edge_type][layer]
+            picked = [
+                [int(indptr[v]) + i for i in drawn(indptr[v + 1] - indptr[v], fanout, draws, v)]
+                for v in map(int, reached[dst])
+            ]
+            e_id = [position for row in picked for position in row]
+            for source in (int(indices[position]) for position in e_id):
+                if source not in nodes[src]:
+                    nodes[src].append(source)
+            row = [nodes[src].index(indices[position]) for position in e_id]
+            starts = np.cumsum([0] + [len(row) for row in picked]).tolist()
+            edges[edge_type] = (starts, row, e_id)
+        ids = {name: list(found) for name, found in nodes.items()}
+        blocks.append((edges, ids, {name: len(found) for name, found in reached.items()}))
     return blocks[::-1]
 
 

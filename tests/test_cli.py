@@ -102,8 +102,8 @@ def test_options_are_frozen():
         " --threads --overwrite --quiet --json",
         "info": "--json",
         "verify": "--threads --quiet --json",
-        "train": "--model --aggr --heads --fanouts --layers --hidden --dropout --batch-size"
-        " --epochs --lr --weight-decay --optimizer --schedule --class-weights --bf16"
+        "train": "--model --bases --aggr --heads --fanouts --layers --hidden --dropout"
+        " --batch-size --epochs --lr --weight-decay --optimizer --schedule --class-weights --bf16"
         " --eval-every --patience --checkpoint --checkpoint-every --resume"
         " --memory --device-memory --threads --device --seed --quiet --json",
         "infer": "--checkpoint --out --memory --device-memory --threads --device --quiet --json",

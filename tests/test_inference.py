@@ -10,7 +10,7 @@ from torch import nn
 import gnnx
 from gnnx import inference, ops
 from gnnx.errors import BudgetError, DataError, RunError, UsageError
-from gnnx.inference import infer, stream
+from gnnx.inference import infer, pieces, stream
 from gnnx.memory import Budget, Ledger, Tier
 from gnnx.nn import GCN, SAGE
 from gnnx.prepare import prepare, synth
@@ -51,7 +51,7 @@ def folder(tmp_path_factory):
 
 @pytest.mark.parametrize("most", [1, 2, 4, 100])
 def test_path_by_hand(path4, monkeypatch, most):
-    monkeypatch.setattr(inference, "_most_entries", lambda *_: most)
+    monkeypatch.setattr(inference, "most_entries", lambda *_: most)
     found = infer(Twice(), path4)
     assert found.flatten().tolist() == [7.5, 10.5, 17.25, 21.0]
 
@@ -147,7 +147,7 @@ def test_a_scratch_file_goes_when_the_next_layer_is_done(folder):
 
 
 def test_a_piece_that_never_comes_is_named(folder, monkeypatch):
-    monkeypatch.setattr(inference, "_TIMEOUT_S", 0.1)
+    monkeypatch.setattr(pieces, "TIMEOUT_S", 0.1)
     monkeypatch.setattr(inference, "_load", lambda *_: time.sleep(0.5))
     with gnnx.open(folder, memory="64MiB") as dataset:
         with pytest.raises(RunError, match="layer 1 of 2: its next rows were not"):

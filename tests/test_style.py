@@ -16,8 +16,9 @@ MAX_LINES = 800
 VAGUE = {"utils", "util", "helpers", "common", "misc", "impl"}
 # The public list: a name is added here on purpose, or not at all.
 PUBLIC = """
-    Block Budget Dataset FeatureCache FeatureStore Graph GraphStore Ledger Loader MiniBatch
-    NeighborSampler Tier Trainer evaluate from_networkx from_pyg from_scipy infer nn open ops
+    Block Budget Dataset FeatureCache FeatureStore Graph GraphStore HeteroBatch HeteroBlock
+    HeteroLoader HeteroSampler Ledger Loader MiniBatch NeighborSampler Tier Trainer evaluate
+    from_networkx from_pyg from_scipy infer nn open ops
 """
 
 

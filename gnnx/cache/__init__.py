@@ -5,7 +5,7 @@ rest moves bytes: `features` keeps rows, `staging` and `packs` bring those of a 
 `lookahead` makes windows ahead of the batches, `arrange` shares out the memory.
 """
 
-from gnnx.cache.access import access_bytes, every, expected_access, hottest
+from gnnx.cache.access import access_bytes, every, expected_access, hottest, typed_access
 from gnnx.cache.arrange import Arrangement, Demands, arrange
 from gnnx.cache.features import AccessCounts, FeatureCache, overhead_bytes
 from gnnx.cache.lookahead import Lookahead, WindowCounts
@@ -14,6 +14,7 @@ from gnnx.cache.plan import HostNeeds, HostPlan, plan
 from gnnx.cache.rows import RowSet
 from gnnx.cache.staging import StagedWindow
 from gnnx.cache.strategy import Demand, Strategy, choose, held_bytes, read_cost
+from gnnx.cache.typed import HeteroAhead, HeteroDemands, HeteroFeatures, arrange_typed
 
 __all__ = [
     "AccessCounts",
@@ -21,6 +22,9 @@ __all__ = [
     "Demand",
     "Demands",
     "FeatureCache",
+    "HeteroAhead",
+    "HeteroDemands",
+    "HeteroFeatures",
     "HostNeeds",
     "HostPlan",
     "Lookahead",
@@ -31,6 +35,7 @@ __all__ = [
     "WindowCounts",
     "access_bytes",
     "arrange",
+    "arrange_typed",
     "choose",
     "every",
     "expected_access",
@@ -39,4 +44,5 @@ __all__ = [
     "overhead_bytes",
     "plan",
     "read_cost",
+    "typed_access",
 ]

@@ -5,6 +5,7 @@ N nodes, C rows kept. Nothing here knows a cache; a policy is a function that gi
 
 from __future__ import annotations
 
+import functools
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -14,10 +15,11 @@ from gnnx.errors import DataError
 from gnnx.memory import Tier
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from numpy.typing import NDArray
 
+    from gnnx.graph import EdgeType
     from gnnx.memory import Ledger
     from gnnx.store import FeatureStore, GraphStore
 
@@ -84,29 +86,105 @@ def expected_access(
     DataError
         A source is no node: the data set is damaged.
     """
-    num_nodes = graph.num_nodes
-    spared, drawn = (
-        graph.ledger.empty(num_nodes, np.float32, Tier.HOST, "access") for _ in range(2)
-    )
-    drawn[:] = 0.0
+    edge_type = ("node", "edge", "node")
+    return typed_access(
+        {edge_type: graph},
+        {"node": graph.num_nodes},
+        "node",
+        seeds,
+        {edge_type: fanouts},
+        batch_size,
+    )["node"]
+
+
+def typed_access_bytes(
+    graphs: Mapping[EdgeType, GraphStore], node_counts: Mapping[str, int]
+) -> int:
+    """HOST bytes of `typed_access`: a number a node, one a row of each edge type, pieces."""
+    rows = sum(node_counts.values()) + sum(graph.num_nodes for graph in graphs.values())
+    return 4 * rows + _PIECE_BYTES * _SMALLEST_PIECE
+
+
+def typed_access(
+    graphs: Mapping[EdgeType, GraphStore],
+    node_counts: Mapping[str, int],
+    seed_type: str,
+    seeds: FeatureStore | NDArray[np.int64],
+    fanouts: Mapping[EdgeType, Sequence[int]],
+    batch_size: int,
+) -> dict[str, NDArray[np.float32]]:
+    """Probability that a batch wants the row of each node of a typed graph.
+
+    As `expected_access`, with R of each edge type, and the product over the edges of all types.
+
+    Parameters
+    ----------
+    graphs
+        By edge type, in memory or on disk, of one ledger.
+    node_counts
+        N by node type.
+    seed_type
+        Node type of the seeds.
+    seeds
+        (|seeds|,) int64 distinct ids, or the store of them.
+    fanouts
+        By edge type, the seeds' layer first; -1 is all neighbours.
+    batch_size
+        B.
+
+    Returns
+    -------
+    dict of str to ndarray
+        By node type, (N,) float32 in [0, 1], from the ledger.
+
+    Raises
+    ------
+    BudgetError
+        HOST does not hold `typed_access_bytes`.
+    DataError
+        A source is no node: the data set is damaged.
+    """
+    ledger = next(iter(graphs.values())).ledger
+    empty = functools.partial(ledger.empty, dtype=np.float32, tier=Tier.HOST, owner="access")
     # spared is log(1 - P): sums where probabilities multiply, and small ones stay exact
-    _mark(seeds, batch_size, spared, graph.ledger)
-    piece = _piece(graph.ledger)
-    for fanout in fanouts:
-        for begin in range(0, num_nodes, piece):
-            nodes = every(min(piece, num_nodes - begin), graph.ledger, first=begin)
-            _kernels.draw_kernel(begin, graph.rows(nodes)[1], fanout, spared, drawn)
-        _mark(seeds, batch_size, spared, graph.ledger)
-        for first, indptr, indices in graph.iter_rows(0, num_nodes, piece):
-            wrong = _kernels.reach_kernel(first, indptr, indices, drawn, spared)
-            if wrong >= 0:
-                raise DataError(
-                    f"{graph!r}: source {indices[wrong]} of an edge is outside the "
-                    f"{num_nodes} nodes",
-                    "The data set is damaged: gnnx verify tells where.",
-                )
-    _kernels.probability_kernel(spared)
+    spared = {name: empty(count) for name, count in node_counts.items()}
+    drawn = {edge_type: empty(graph.num_nodes) for edge_type, graph in graphs.items()}
+    for rows in drawn.values():
+        rows[:] = 0.0
+
+    def begin() -> None:
+        for rows in spared.values():
+            rows[:] = 0.0
+        _mark(seeds, batch_size, spared[seed_type], ledger)
+
+    begin()
+    piece = _piece(ledger)
+    for layer in range(len(next(iter(fanouts.values())))):
+        for edge_type, graph in graphs.items():
+            reached, fanout = spared[edge_type[2]], fanouts[edge_type][layer]
+            for first in range(0, graph.num_nodes, piece):
+                nodes = every(min(piece, graph.num_nodes - first), ledger, first=first)
+                degree = graph.rows(nodes)[1]
+                _kernels.draw_kernel(first, degree, fanout, reached, drawn[edge_type])
+        begin()
+        for edge_type, graph in graphs.items():
+            _reach(graph, drawn[edge_type], spared[edge_type[0]], piece)
+    for rows in spared.values():
+        _kernels.probability_kernel(rows)
     return spared
+
+
+def _reach(
+    graph: GraphStore, drawn: NDArray[np.float32], spared: NDArray[np.float32], piece: int
+) -> None:
+    """Let the edges of one type reach their sources."""
+    for first, indptr, indices in graph.iter_rows(0, graph.num_nodes, piece):
+        wrong = _kernels.reach_kernel(first, indptr, indices, drawn, spared)
+        if wrong >= 0:
+            raise DataError(
+                f"{graph!r}: source {indices[wrong]} of an edge is outside the {len(spared)} nodes",
+                "The data set is damaged: gnnx verify tells where.",
+            )
 
 
 def _mark(
@@ -115,8 +193,7 @@ def _mark(
     spared: NDArray[np.float32],
     ledger: Ledger,
 ) -> None:
-    """Set log(1 - P₀)."""
-    spared[:] = 0.0
+    """Set log(1 - P₀) of the seeds."""
     num_seeds = len(seeds) if isinstance(seeds, np.ndarray) else seeds.num_rows
     with np.errstate(divide="ignore"):
         spared_seed = np.log1p(-min(1.0, batch_size / max(1, num_seeds)))

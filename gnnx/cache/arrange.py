@@ -120,12 +120,17 @@ def _most_rows(demands: Demands) -> float:
     return demands.batch_size * math.prod(factors)
 
 
-def _needs(dataset: Dataset, demands: Demands, batch_rows: float) -> HostNeeds:
-    source, fanouts = dataset.features, demands.fanouts
-    rows = math.ceil(min(batch_rows, source.num_rows))
+def batch_bytes(num_rows: float, fanouts: Sequence[int]) -> int:
+    """HOST bytes of a batch in preparation that has so many rows."""
+    rows = math.ceil(num_rows)
     edges = _PIECE_EDGES if -1 in fanouts else rows * max(fanouts)
+    return _ROW_BYTES * rows + _EDGE_BYTES * min(edges, _PIECE_EDGES)
+
+
+def _needs(dataset: Dataset, demands: Demands, batch_rows: float) -> HostNeeds:
+    source = dataset.features
     return HostNeeds(
-        batch=_ROW_BYTES * rows + _EDGE_BYTES * min(edges, _PIECE_EDGES),
+        batch=batch_bytes(min(batch_rows, source.num_rows), demands.fanouts),
         num_batches=demands.num_batches,
         seeds=demands.seeds_bytes,
         topology=dataset.graph.unpinned,

@@ -19,7 +19,7 @@ from gnnx.cache import _kernels
 from gnnx.cache.rows import RowSet, index_bytes
 from gnnx.errors import DataError, UsageError
 from gnnx.memory import Tier
-from gnnx.store import FeatureStore
+from gnnx.store import DiskFeatures, FeatureStore
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -46,6 +46,11 @@ class AccessCounts:
     def rows_missed(self) -> int:
         """Rows that came from the slower store."""
         return self.rows_requested - self.rows_hit
+
+    def __add__(self, other: AccessCounts) -> AccessCounts:
+        """Add up what two caches did."""
+        pairs = zip(dataclasses.astuple(self), dataclasses.astuple(other), strict=True)
+        return AccessCounts(*(one + another for one, another in pairs))
 
     def __sub__(self, other: AccessCounts) -> AccessCounts:
         """Tell what happened between two readings."""
@@ -148,6 +153,11 @@ class FeatureCache(FeatureStore):
         """Rows asked for so far and where they came from."""
         with self._lock:
             return self._counts
+
+    @property
+    def source_bytes_read(self) -> int:
+        """Bytes of the reads of the source so far, where it is a file."""
+        return self.source.file.bytes_read if isinstance(self.source, DiskFeatures) else 0
 
     def apart(self) -> FeatureCache:
         """Give the same rows, with counts of their own."""

@@ -1,7 +1,7 @@
 """``gnnx infer``: outputs of a trained model for every node."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -61,9 +61,10 @@ def infer(
         progress.shown(quiet=quiet) as report,
     ):
         width = state.config["in_features"]
-        if opened.num_features not in {0, width}:
+        found: Any = opened.widths if opened.is_typed else opened.num_features
+        if found not in (0, width):
             raise UsageError(
-                f"{dataset}: {opened.num_features} features a node, {checkpoint}: {width}",
+                f"{dataset}: {found} features a node, {checkpoint}: {width}",
                 "Give a dataset like the one of the training.",
             )
         if out.suffix in export.SUFFIXES:

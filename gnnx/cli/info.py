@@ -24,27 +24,72 @@ def info(
         document = described(opened)
     counts = {name: value for name, value in document.items() if not isinstance(value, dict)}
     summary = facts("dataset", counts | document["splits"] | document["report"])
-    return Answer(document, Group(summary, _arrays_table(document["arrays"])))
+    tables = [_arrays_table(document["arrays"])]
+    if "nodes" in document:
+        tables.insert(0, types_table(document["nodes"], document["edges"]))
+    return Answer(document, Group(summary, *tables))
 
 
 def described(dataset: "Dataset") -> dict[str, Any]:
     """Describe a dataset by its counts and arrays, as the verbs that make or show one do."""
-    arrays = dataset.manifest.arrays
+    manifest = dataset.manifest
+    arrays = manifest.arrays
+    counts = {
+        "num_nodes": sum(kind.count for kind in manifest.nodes.values()),
+        "num_edges": sum(manifest.edges.values()),
+    }
+    labelled = [name for name, kind in manifest.nodes.items() if kind.num_classes]
+    if not dataset.is_typed or len(labelled) == 1:  # there is a node type to be predicted
+        counts |= {"num_features": dataset.num_features, "num_classes": dataset.num_classes}
+        splits = {name: dataset.split(name).num_rows for name in ("train", "val", "test")}
+    else:
+        splits = {}
     return {
         "dataset": str(dataset.path),
         "fingerprint": dataset.fingerprint,
-        "num_nodes": dataset.num_nodes,
-        "num_edges": dataset.num_edges,
-        "num_features": dataset.num_features,
-        "num_classes": dataset.num_classes,
+        **counts,
         "bytes": sum(entry.num_bytes for entry in arrays.values()),
-        "splits": {name: dataset.split(name).num_rows for name in ("train", "val", "test")},
+        "splits": splits,
+        **(_types(dataset) if dataset.is_typed else {}),
         "arrays": {
             name: {"shape": entry.shape, "dtype": entry.dtype, "bytes": entry.num_bytes}
             for name, entry in arrays.items()
         },
-        "report": dataset.manifest.report,
+        "report": manifest.report,
     }
+
+
+def _types(dataset: "Dataset") -> dict[str, Any]:
+    """Node types, edge types, and the node type that splits and labels are of."""
+    manifest = dataset.manifest
+    nodes = {}
+    for name, kind in manifest.nodes.items():
+        x = manifest.arrays.get(f"nodes/{name}/x")
+        nodes[name] = {
+            "count": kind.count,
+            "num_features": x.shape[1] if x else 0,
+            "num_classes": kind.num_classes,
+        }
+    labelled = [name for name, kind in manifest.nodes.items() if kind.num_classes]
+    return {
+        "target": labelled[0] if len(labelled) == 1 else None,
+        "nodes": nodes,
+        "edges": {"-".join(kind): count for kind, count in manifest.edges.items()},
+    }
+
+
+def types_table(nodes: dict[str, dict[str, int]], edges: dict[str, int]) -> Table:
+    """One row a node type and an edge type."""
+    table = Table(title="types", title_justify="left")
+    table.add_column("type", overflow="fold")
+    for name in ("count", "features", "classes"):
+        table.add_column(name, justify="right")
+    for name, kind in nodes.items():
+        cells = (kind["count"], kind["num_features"], kind["num_classes"])
+        table.add_row(name, *(f"{cell:,}" for cell in cells))
+    for name, count in edges.items():
+        table.add_row(name, f"{count:,}", "", "")
+    return table
 
 
 def _arrays_table(arrays: dict[str, dict[str, Any]]) -> Table:

@@ -25,14 +25,22 @@ from gnnx.cli.frame import (
 from gnnx.errors import DataError, UsageError
 
 if TYPE_CHECKING:
+    from gnnx.store import Dataset
     from gnnx.train import EpochReport, TrainReport
+
+TYPED_MODELS = ("rgcn", "hetero-sage")
 
 
 def train(
     dataset: Annotated[Path, typer.Argument(metavar="DATASET", help="Folder of the dataset.")],
     model: Annotated[
-        Literal["gcn", "sage", "gin", "gat", "gatv2"], typer.Option(help="Kind of network.")
+        Literal["gcn", "sage", "gin", "gat", "gatv2", "rgcn", "hetero-sage"],
+        typer.Option(help="Kind of network; the last two are for several types."),
     ] = "gcn",
+    bases: Annotated[
+        int | None,
+        typer.Option(min=1, metavar="N", show_default="none", help="Bases of rgcn's matrices."),
+    ] = None,
     aggr: Annotated[
         Literal["mean", "max"] | None,
         typer.Option(show_default="mean, of sage", help="How sage joins neighbours."),
@@ -107,10 +115,15 @@ def train(
             f"--fanouts {fanouts} has {len(hops)} numbers and --layers is {layers}",
             "Give one fanout a layer, or leave --layers out.",
         )
-    own: dict[str, dict[str, Any]] = {"sage": {"aggr": aggr or "mean"}}
-    own["gat"] = own["gatv2"] = {"heads": heads or 4}
-    for name, value in ("aggr", aggr), ("heads", heads):
-        if value is not None and name not in own.get(model, {}):
+    own: dict[str, dict[str, Any]] = {
+        "sage": {"aggr": aggr or "mean"},
+        "gat": {"heads": heads or 4},
+        "gatv2": {"heads": heads or 4},
+        "rgcn": {"num_bases": bases},
+    }
+    for name, value in ("aggr", aggr), ("heads", heads), ("bases", bases):
+        key = "num_bases" if name == "bases" else name
+        if value is not None and key not in own.get(model, {}):
             raise UsageError(f"--{name} {value} has no meaning for {model}", f"Leave --{name} out.")
     if resume and checkpoint is None:
         raise UsageError("--resume has nothing to go on from", "Give --checkpoint DIR as well.")
@@ -130,20 +143,7 @@ def train(
         gnnx.open(dataset, memory=memory, device_memory=device_memory) as opened,
         progress.shown(quiet=quiet) as report,
     ):
-        for what, width in ("features", opened.num_features), ("labels", opened.num_classes):
-            if width == 0:
-                raise DataError(
-                    f"{dataset}: no {what} to train on", f"Prepare the dataset with --{what}."
-                )
-        config: dict[str, Any] = {
-            "model": model,
-            "in_features": opened.num_features,
-            "hidden_features": hidden,
-            "out_features": opened.num_classes,
-            "num_layers": len(hops),
-            "dropout": dropout,
-            **own.get(model, {}),
-        }
+        config = _config(opened, model, hidden, len(hops), dropout) | own.get(model, {})
         options: dict[str, Any] = {
             "fanouts": hops,
             "batch_size": batch_size,
@@ -173,6 +173,36 @@ def train(
         **result.as_dict(),
     }
     return Answer(document, Group(epochs_table(result.epochs), _totals(result)))
+
+
+def _config(
+    dataset: "Dataset", model: str, hidden: int, num_layers: int, dropout: float
+) -> dict[str, Any]:
+    """Describe a model that fits the dataset's widths and, where it has several, its types."""
+    typed, found = model in TYPED_MODELS, dataset.is_typed
+    if typed != found:
+        kinds = f"{len(dataset.node_types)} node types and {len(dataset.edge_types)} edge types"
+        raise UsageError(
+            f"{dataset.path}: {model} is for graphs of {'several types' if typed else 'one type'}, "
+            f"and this one has {kinds if found else 'one'}",
+            f"Choose --model {' or '.join(TYPED_MODELS if found else ('gcn', 'sage'))}.",
+        )
+    for what, width in ("features", dataset.num_features), ("labels", dataset.num_classes):
+        if width == 0 and not (typed and what == "features"):
+            raise DataError(
+                f"{dataset.path}: no {what} to train on", f"Prepare the dataset with --{what}."
+            )
+    config: dict[str, Any] = {
+        "model": model,
+        "in_features": dataset.widths if typed else dataset.num_features,
+        "hidden_features": hidden,
+        "out_features": dataset.num_classes,
+        "num_layers": num_layers,
+        "dropout": dropout,
+    }
+    if typed:
+        config |= {"edge_types": sorted(dataset.edge_types), "target": dataset.target}
+    return config
 
 
 def epochs_table(epochs: "list[EpochReport]") -> Table:

@@ -14,7 +14,7 @@ import dataclasses
 import functools
 import logging
 import time
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -30,7 +30,7 @@ from gnnx.random import Key, permute
 from gnnx.sample import NeighborSampler
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
     from concurrent.futures import Future
 
     from numpy.typing import NDArray
@@ -38,7 +38,6 @@ if TYPE_CHECKING:
     from gnnx.cache import FeatureCache
     from gnnx.cache.features import AccessCounts
     from gnnx.cache.strategy import Kind
-    from gnnx.graph import Block
     from gnnx.loader.seeds import Split
     from gnnx.store import Dataset, Pending
 
@@ -188,18 +187,12 @@ class Loader:
         self.epoch = self.step = 0
         self._current: _Epoch | None = None
         self._degrees, self._edge_index = degrees, edge_index
-        self._ledger, self._source = dataset.ledger, dataset.features
+        self._ledger = dataset.ledger
         ops.keep_results_within(dataset.ledger)
         self._seeds = Seeds(dataset, split)
-        self._new_sampler = functools.partial(
-            NeighborSampler,
-            dataset.graph,
-            self.fanouts,
-            degrees=degrees,
-            edge_ids=edge_ids or edge_index,
-        )
+        self._new_sampler = self._sampler_of(edge_ids or edge_index)
         self._sampler = self._new_sampler()
-        self._features: FeatureCache | None = None
+        self._features: Any = None
         self._strategy = _ONE_BY_ONE
         self._filled = 0  # bytes read to fill the cache, of those that a report has shown
         self._ahead = prefetch  # batches beside the current one, as the budgets allow
@@ -237,7 +230,20 @@ class Loader:
         """The features behind the cache; made when first asked for."""
         if self._features is None:
             self._features = self._arrange()
-        return self._features
+        features: FeatureCache = self._features
+        return features
+
+    def _sampler_of(self, edge_ids: bool) -> Callable[[], Any]:
+        """Open features and edges; what makes a sampler."""
+        graph = self.dataset.graph  # first: of a typed data set it tells what to do
+        self._source = self.dataset.features
+        return functools.partial(
+            NeighborSampler,
+            graph,
+            self.fanouts,
+            degrees=self._degrees,
+            edge_ids=edge_ids,
+        )
 
     @contextlib.contextmanager
     def released(self) -> Iterator[None]:
@@ -290,7 +296,10 @@ class Loader:
 
         def wanted(step: int) -> NDArray[np.int64]:
             key = Key(self.seed, epoch.number, step)
-            return self._sampler.reach(self._seeds.ids(self._positions(key)), key)
+            rows: NDArray[np.int64] = self._sampler.reach(
+                self._seeds.ids(self._positions(key)), key
+            )
+            return rows
 
         return Lookahead(
             self.dataset,
@@ -381,19 +390,23 @@ class Loader:
         edge_index = edge_union(blocks, self._ledger) if self._edge_index else None
         sampled = time.perf_counter()
         progress.enter("fetching features")
-        n_id = blocks[0].src_id
-        shape = (len(n_id), *self._source.row_shape)
-        x = self._ledger.tensor(shape, self._source.dtype, Tier.DEVICE, "batch")
         return _Coming(
             input_id=torch.from_numpy(positions),
             seeds=torch.from_numpy(seeds),
             blocks=blocks,
             edge_index=edge_index,
-            x=ahead.fetch(key.step, n_id.numpy(), x),
+            x=self._fetch(ahead, key.step, blocks),
             y=y,
             sample_s=sampled - begin,
             copy_s=time.perf_counter() - sampled,
         )
+
+    def _fetch(self, ahead: Any, step: int, blocks: list[Any]) -> Any:
+        """Begin to bring the rows of a batch."""
+        n_id: torch.Tensor = blocks[0].src_id
+        shape = (len(n_id), *self._source.row_shape)
+        x = self._ledger.tensor(shape, self._source.dtype, Tier.DEVICE, "batch")
+        return ahead.fetch(step, n_id.numpy(), x)
 
     def _finish(self, epoch: _Epoch) -> MiniBatch:
         """Wait for the first batch of the queue and its rows; raises what its preparation met."""
@@ -418,6 +431,10 @@ class Loader:
         epoch.ahead.done(done.step)
         epoch.sample_s += coming.sample_s
         epoch.copy_s += coming.copy_s
+        return self._batch(coming, x, y).to(self.device)
+
+    def _batch(self, coming: _Coming, x: Any, y: torch.Tensor | None) -> MiniBatch:
+        """Put a batch together."""
         return MiniBatch(
             seeds=coming.seeds,
             blocks=coming.blocks,
@@ -426,7 +443,7 @@ class Loader:
             n_id=coming.blocks[0].src_id,
             input_id=coming.input_id,
             edge_index=coming.edge_index,
-        ).to(self.device)
+        )
 
 
 class _Epoch:
@@ -436,7 +453,7 @@ class _Epoch:
         self, number: int, first: int, num_steps: int, dataset: Dataset, features: FeatureCache
     ) -> None:
         self.number, self.first, self.num_steps = number, first, num_steps
-        self.features, self._io, self._file = features, dataset.io, dataset.features.file
+        self.features, self._io = features, dataset.io
         self.ahead: Lookahead  # from the first step on
         self.windows = WindowCounts()  # of those given up
         self.jobs: collections.deque[_Job] = collections.deque()
@@ -460,7 +477,9 @@ class _Epoch:
 
     def _read(self) -> _Counters:
         io = self._io
-        return _Counters(self.features.counts, io.busy_s, io.bytes_read, self._file.bytes_read)
+        return _Counters(
+            self.features.counts, io.busy_s, io.bytes_read, self.features.source_bytes_read
+        )
 
     def _count(self, windows: WindowCounts) -> EpochStats:
         before, now = self._before, self._read()
@@ -510,9 +529,9 @@ class _Coming(NamedTuple):
 
     input_id: torch.Tensor
     seeds: torch.Tensor
-    blocks: list[Block]
+    blocks: list[Any]
     edge_index: torch.Tensor | None
-    x: Pending
+    x: Any  # a Pending, or its like by node type
     y: Pending | None
     sample_s: float
     copy_s: float

@@ -7,6 +7,16 @@ Parameters are drawn from torch's default generator.
 
 from gnnx.nn.attention import GATConv, GATv2Conv
 from gnnx.nn.conv import GCNConv, GINConv, SAGEConv
+from gnnx.nn.hetero import (
+    RGCN,
+    HeteroConvLayer,
+    HeteroDropout,
+    HeteroSAGE,
+    HeteroSAGEConv,
+    HeteroStack,
+    RGCNConv,
+    TypeLinear,
+)
 from gnnx.nn.models import (
     GAT,
     GCN,
@@ -26,6 +36,7 @@ __all__ = [
     "GCN",
     "GIN",
     "MODELS",
+    "RGCN",
     "SAGE",
     "ConvLayer",
     "Dropout",
@@ -34,8 +45,15 @@ __all__ = [
     "GATv2Conv",
     "GCNConv",
     "GINConv",
+    "HeteroConvLayer",
+    "HeteroDropout",
+    "HeteroSAGE",
+    "HeteroSAGEConv",
+    "HeteroStack",
+    "RGCNConv",
     "SAGEConv",
     "Stack",
+    "TypeLinear",
     "build_model",
     "needs_degrees",
 ]

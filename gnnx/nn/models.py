@@ -16,6 +16,7 @@ from gnnx import ops
 from gnnx.errors import UsageError
 from gnnx.nn.attention import GATConv, GATv2Conv
 from gnnx.nn.conv import GCNConv, GINConv, SAGEConv
+from gnnx.nn.hetero import RGCN, HeteroSAGE, HeteroStack
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -420,11 +421,12 @@ def needs_degrees(module: nn.Module) -> bool:
 
 MODELS: Mapping[str, type[Any]] = MappingProxyType(
     {model.name: model for model in (GCN, SAGE, GIN, GAT, GATv2)}
+    | {"rgcn": RGCN, "hetero-sage": HeteroSAGE}
 )
 """Models by the name that a configuration gives them."""
 
 
-def build_model(config: Mapping[str, Any]) -> Stack:
+def build_model(config: Mapping[str, Any]) -> Stack | HeteroStack:
     """Make the model that a configuration describes, with new parameters.
 
     Parameters
@@ -434,7 +436,7 @@ def build_model(config: Mapping[str, Any]) -> Stack:
 
     Returns
     -------
-    Stack
+    Stack or HeteroStack
         One of `MODELS`.
 
     Raises

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from gnnx.memory import Ledger
     from gnnx.random import Key
     from gnnx.store import GraphStore
 
@@ -76,13 +77,8 @@ class NeighborSampler:
     ) -> None:
         self.graph, self.fanouts = graph, tuple(fanouts)
         self.degrees, self.edge_ids = degrees, edge_ids
-        bad = [fanout for fanout in self.fanouts if not (fanout == -1 or 1 <= fanout < 1 << 63)]
-        if bad or not self.fanouts:
-            raise UsageError(
-                f"fanout {bad[0]} is no number of neighbours" if bad else "no fanouts are given",
-                "Give one number a layer, such as 15,10,5; -1 takes all neighbours.",
-            )
-        self._idle: list[_Numbering] = []
+        check_fanouts(self.fanouts)
+        self._idle: list[Numbering] = []
 
     def __repr__(self) -> str:
         return f"NeighborSampler({self.graph!r}, {list(self.fanouts)})"
@@ -158,86 +154,34 @@ class NeighborSampler:
         self._idle.append(seen)
         return nodes
 
-    def _started(self, seeds: NDArray[np.int64] | torch.Tensor) -> _Numbering:
+    def _started(self, seeds: NDArray[np.int64] | torch.Tensor) -> Numbering:
         """Begin a batch with its seeds."""
-        ids = self._checked(seeds)
+        ids = checked_seeds(seeds, self.graph.num_nodes)
         try:
             seen = self._idle.pop()
         except IndexError:
-            seen = _Numbering(self.graph)
-        seen.clear()
-        self._number_seeds(seen, ids)
+            seen = Numbering(self.graph.num_nodes, self.graph.index_dtype, self.graph.ledger)
+        seen.start(ids)
         return seen
 
-    def _checked(self, seeds: NDArray[np.int64] | torch.Tensor) -> NDArray[np.int64]:
-        ids, num_nodes = np.asarray(seeds), self.graph.num_nodes
-        if ids.ndim != 1 or ids.dtype.kind != "i":
-            raise UsageError(
-                f"seeds are {ids.dtype} of shape {ids.shape}", "Give a vector of node ids."
-            )
-        if len(ids) and not 0 <= ids.min() <= ids.max() < num_nodes:
-            outside = ids[(ids < 0) | (ids >= num_nodes)]
-            raise DataError(
-                f"seed {outside[0]} is outside the {num_nodes} nodes",
-                "Give ids from 0 to one less than the number of nodes.",
-            )
-        return np.ascontiguousarray(ids, np.int64)
-
-    def _number_seeds(self, seen: _Numbering, ids: NDArray[np.int64]) -> None:
-        local = self._scratch(len(ids))
-        seen.number(ids, local)
-        if seen.count < len(ids):
-            again = int(np.flatnonzero(local != np.arange(len(ids)))[0])
-            raise DataError(f"seed {ids[again]} is given twice", "Give every seed once.")
-
-    def _hop(
-        self, seen: _Numbering, dst: _Reached, fanout: int, key: Key
-    ) -> tuple[Block, _Reached]:
+    def _hop(self, seen: Numbering, dst: _Reached, fanout: int, key: Key) -> tuple[Block, _Reached]:
         """Draw in-edges of all nodes reached so far, and number their sources."""
-        start, degree = dst.rows
-        indptr = self._tensor(len(degree) + 1, torch.int64)
-        _kernels.row_ends(degree, fanout, indptr.numpy())
-        num_edges = int(indptr[-1])
-        # local ids are below D + E, and so are the positions of edges
-        dtype = torch.int32 if len(degree) + num_edges <= 2**31 else torch.int64
-        indices = self._tensor(num_edges, dtype)
-        e_id = self._tensor(num_edges, torch.int64) if self.edge_ids else None
-        pieces = list(_pieces(indptr.numpy()))
-        longest = max((edges.stop - edges.start for _, edges in pieces), default=0)
-        scratch = self._scratch(longest if e_id is None else 0)
-        for rows, edges in pieces:
-            positions = scratch[: edges.stop - edges.start] if e_id is None else e_id.numpy()[edges]
-            _kernels.draw(
-                dst.id.numpy()[rows],
-                start[rows],
-                degree[rows],
-                fanout,
-                np.uint64(key.fold()),
-                positions,
-            )
-            seen.number(self.graph.take(positions), indices.numpy()[edges])
-        src = _Reached(self.graph, seen)
-        transpose = Transpose(
-            self._tensor(seen.count + 1, torch.int64),
-            self._tensor(num_edges, dtype),
-            self._tensor(num_edges, dtype),
+        indptr, indices, e_id = draw_edges(
+            self.graph, dst.id.numpy(), dst.rows, fanout, key, seen, edge_ids=self.edge_ids
         )
-        ops.transpose(indptr, indices, seen.count, out=transpose)
+        src = _Reached(self.graph, seen)
         block = Block(
             indptr=indptr,
             indices=indices,
             src_id=src.id,
             key=key,
-            transpose=transpose,
+            transpose=transposed(indptr, indices, seen.count, self.graph.ledger),
             e_id=e_id,
             src_degree=src.degree if self.degrees else None,
             dst_degree=dst.degree if self.degrees else None,
             src_loop=src.has_loop if self.degrees else None,
         )
         return block, src
-
-    def _tensor(self, size: int, dtype: torch.dtype) -> torch.Tensor:
-        return self.graph.ledger.tensor(size, dtype, Tier.DEVICE, "blocks")
 
     def _scratch(self, size: int) -> NDArray[np.int64]:
         return self.graph.ledger.empty(size, np.int64, Tier.HOST, "sampler")
@@ -246,7 +190,7 @@ class NeighborSampler:
 class _Reached:
     """The nodes reached so far, and what the graph knows of them, looked up once if asked for."""
 
-    def __init__(self, graph: GraphStore, seen: _Numbering) -> None:
+    def __init__(self, graph: GraphStore, seen: Numbering) -> None:
         self._graph = graph
         self.id = self._keep(seen.nodes, torch.int64)
 
@@ -269,22 +213,49 @@ class _Reached:
         return tensor
 
 
-class _Numbering:
-    """Nodes in order of first appearance, and a hash table that finds their numbers."""
+class Numbering:
+    """Nodes in order of first appearance, and a hash table that finds their numbers.
 
-    def __init__(self, graph: GraphStore) -> None:
-        self._graph = graph
+    Parameters
+    ----------
+    num_nodes
+        Nodes that there are.
+    dtype
+        Of the ids: int32 or int64.
+    ledger
+        Where the table comes from (HOST, ``"sampler"``).
+    """
+
+    def __init__(self, num_nodes: int, dtype: np.dtype[Any], ledger: Ledger) -> None:
+        self._num_nodes, self._dtype, self._ledger = num_nodes, dtype, ledger
         self.count = 0
         self._allocate(_FEWEST_SLOTS)
 
     @property
     def nodes(self) -> NDArray[Any]:
-        """Node of each number, in the graph's index dtype."""
+        """Node of each number."""
         return self._seen[: self.count]
 
-    def clear(self) -> None:
+    def start(self, seeds: NDArray[np.int64]) -> None:
+        """Forget all nodes, and number the seeds, which are distinct.
+
+        Parameters
+        ----------
+        seeds
+            (B,) nodes.
+
+        Raises
+        ------
+        DataError
+            A seed is given twice.
+        """
         self.count = 0
         _kernels.rebuild(self._slots, self._seen, 0)
+        local = self._ledger.empty(len(seeds), np.int64, Tier.HOST, "sampler")
+        self.number(seeds, local)
+        if self.count < len(seeds):
+            again = int(np.flatnonzero(local != np.arange(len(seeds)))[0])
+            raise DataError(f"seed {seeds[again]} is given twice", "Give every seed once.")
 
     def number(self, nodes: NDArray[Any], local: NDArray[Any]) -> None:
         """Fill `local` with the nodes' numbers; a new node gets the next one."""
@@ -303,11 +274,113 @@ class _Numbering:
 
     def _allocate(self, num_slots: int) -> None:
         # half of the slots stay empty, so that a search ends after 2.5 probes on average
-        num_slots = min(num_slots, 2 * self._graph.num_nodes)
+        num_slots = min(num_slots, 2 * self._num_nodes)
         dtype = np.int32 if num_slots <= 2**32 else np.int64
-        empty = functools.partial(self._graph.ledger.empty, tier=Tier.HOST, owner="sampler")
+        empty = functools.partial(self._ledger.empty, tier=Tier.HOST, owner="sampler")
         self._slots = empty(num_slots, dtype)
-        self._seen = empty(num_slots // 2, self._graph.index_dtype)
+        self._seen = empty(num_slots // 2, self._dtype)
+
+
+def check_fanouts(fanouts: Sequence[int], least: int = 1) -> None:
+    """Refuse fanouts that are neither -1 nor at least `least`, and none at all."""
+    bad = [fanout for fanout in fanouts if not (fanout == -1 or least <= fanout < 1 << 63)]
+    if bad or not fanouts:
+        raise UsageError(
+            f"fanout {bad[0]} is no number of neighbours" if bad else "no fanouts are given",
+            "Give one number a layer, such as 15,10,5; -1 takes all neighbours.",
+        )
+
+
+def checked_seeds(seeds: NDArray[np.int64] | torch.Tensor, num_nodes: int) -> NDArray[np.int64]:
+    """Take seeds as int64, and refuse what are no nodes."""
+    ids = np.asarray(seeds)
+    if ids.ndim != 1 or ids.dtype.kind != "i":
+        raise UsageError(
+            f"seeds are {ids.dtype} of shape {ids.shape}", "Give a vector of node ids."
+        )
+    if len(ids) and not 0 <= ids.min() <= ids.max() < num_nodes:
+        outside = ids[(ids < 0) | (ids >= num_nodes)]
+        raise DataError(
+            f"seed {outside[0]} is outside the {num_nodes} nodes",
+            "Give ids from 0 to one less than the number of nodes.",
+        )
+    return np.ascontiguousarray(ids, np.int64)
+
+
+def draw_edges(
+    graph: GraphStore,
+    nodes: NDArray[np.int64],
+    rows: tuple[NDArray[np.int64], NDArray[np.int64]],
+    fanout: int,
+    key: Key,
+    seen: Numbering,
+    *,
+    edge_ids: bool,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
+    """Draw in-edges of nodes, and number their sources.
+
+    Parameters
+    ----------
+    graph
+        Whose edges.
+    nodes
+        (D,) destinations.
+    rows
+        What ``graph.rows`` tells of them.
+    fanout
+        Edges of a node, at most; -1 is all.
+    key
+        Of the draws.
+    seen
+        Numbers the sources.
+    edge_ids
+        Whether to tell which edges were drawn.
+
+    Returns
+    -------
+    indptr, indices, e_id : Tensor
+        Of the block; the last one None where it was not asked for. Local ids are int32 where
+        numbers and positions fit.
+    """
+    start, degree = rows
+    tensor = functools.partial(graph.ledger.tensor, tier=Tier.DEVICE, owner="blocks")
+    indptr = tensor(len(nodes) + 1, torch.int64)
+    _kernels.row_ends(degree, fanout, indptr.numpy())
+    num_edges = int(indptr[-1])
+    # local ids are below those numbered before + E, and so are the positions of edges
+    dtype = torch.int32 if seen.count + num_edges <= 2**31 else torch.int64
+    indices = tensor(num_edges, dtype)
+    e_id = tensor(num_edges, torch.int64) if edge_ids else None
+    pieces = list(_pieces(indptr.numpy()))
+    longest = max((edges.stop - edges.start for _, edges in pieces), default=0)
+    scratch = graph.ledger.empty(longest if e_id is None else 0, np.int64, Tier.HOST, "sampler")
+    for rows_of, edges in pieces:
+        positions = scratch[: edges.stop - edges.start] if e_id is None else e_id.numpy()[edges]
+        _kernels.draw(
+            nodes[rows_of],
+            start[rows_of],
+            degree[rows_of],
+            fanout,
+            np.uint64(key.fold()),
+            positions,
+        )
+        seen.number(graph.take(positions), indices.numpy()[edges])
+    return indptr, indices, e_id
+
+
+def transposed(
+    indptr: torch.Tensor, indices: torch.Tensor, num_src: int, ledger: Ledger
+) -> Transpose:
+    """Transpose a block's CSR into tensors of the ledger (DEVICE, ``"blocks"``)."""
+    tensor = functools.partial(ledger.tensor, tier=Tier.DEVICE, owner="blocks")
+    num_edges = len(indices)
+    out = Transpose(
+        tensor(num_src + 1, torch.int64),
+        tensor(num_edges, indices.dtype),
+        tensor(num_edges, indices.dtype),
+    )
+    ops.transpose(indptr, indices, num_src, out=out)
+    return out
 
 
 def _pieces(indptr: NDArray[np.int64]) -> Iterator[tuple[slice, slice]]:

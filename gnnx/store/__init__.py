@@ -2,7 +2,7 @@
 
 from gnnx.store.dataset import Dataset, open
 from gnnx.store.engine import ReadEngine
-from gnnx.store.features import DiskFeatures, FeatureStore, Pending
+from gnnx.store.features import ConstantFeatures, DiskFeatures, FeatureStore, Pending
 from gnnx.store.keys import Keys
 from gnnx.store.manifest import Manifest
 from gnnx.store.scratch import ScratchRows
@@ -12,6 +12,7 @@ from gnnx.store.writer import ArrayWriter, DatasetWriter
 
 __all__ = [
     "ArrayWriter",
+    "ConstantFeatures",
     "Dataset",
     "DatasetWriter",
     "DiskFeatures",

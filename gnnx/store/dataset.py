@@ -7,33 +7,28 @@ from __future__ import annotations
 
 import threading
 from pathlib import Path
-from typing import TYPE_CHECKING, Self, TypeVar
+from typing import TYPE_CHECKING, Self
 
 from gnnx.errors import DataError, UsageError
 from gnnx.memory import Budget, Ledger, format_bytes
 from gnnx.store.engine import ReadEngine
-from gnnx.store.features import DiskFeatures
+from gnnx.store.features import ConstantFeatures, DiskFeatures
 from gnnx.store.keys import Keys, class_names, open_keys
-from gnnx.store.manifest import (
-    HEADER_BYTES,
-    ArrayEntry,
-    EdgeType,
-    Manifest,
-    edges_folder,
-)
+from gnnx.store.manifest import HEADER_BYTES, ArrayEntry, Manifest, edges_folder
 from gnnx.store.topology import GraphStore
 
 if TYPE_CHECKING:
     import torch
 
-T = TypeVar("T")
+    from gnnx.graph import EdgeType
 
 
 class Dataset:
     """A folder of arrays, opened read-only by `open`; a context manager.
 
-    A graph with one node type and one edge type is the special case that `graph`, `features`,
-    `labels` and `split` are for; `array` reads any array by its name.
+    A typed dataset has several node or edge types; the nodes of one of them, `target`, have the
+    labels and splits, and `num_nodes`, `features`, `labels`, `split` and their like are of it.
+    `graph` is for the special case of one edge type; `array` reads any array by its name.
 
     Parameters
     ----------
@@ -104,9 +99,68 @@ class Dataset:
         return list(self.manifest.edges)
 
     @property
+    def is_typed(self) -> bool:
+        """Whether there is more than one node type, or more than one edge type."""
+        return len(self.node_types) > 1 or len(self.edge_types) > 1
+
+    @property
+    def target(self) -> str:
+        """The node type to be predicted: the only one, or the only one with labels."""
+        kinds = self.manifest.nodes
+        labelled = [name for name, kind in kinds.items() if kind.num_classes]
+        if len(kinds) > 1 and len(labelled) != 1:
+            raise UsageError(
+                f"{self.path} has {len(kinds)} node types, {len(labelled)} with labels, not one",
+                "Name the arrays that you want with Dataset.array.",
+            )
+        return labelled[0] if labelled else next(iter(kinds))
+
+    @property
+    def graphs(self) -> dict[EdgeType, GraphStore]:
+        """In-edges by edge type, ascending."""
+        return {edge_type: self._graph(edge_type) for edge_type in sorted(self.edge_types)}
+
+    @property
+    def node_counts(self) -> dict[str, int]:
+        """N by node type, ascending."""
+        return {name: self.manifest.nodes[name].count for name in sorted(self.node_types)}
+
+    @property
+    def widths(self) -> dict[str, int]:
+        """F by node type, ascending; 1 where a type has no features, but the constant 1."""
+        return {name: self.features_of(name).row_shape[0] for name in sorted(self.node_types)}
+
+    def features_of(self, node_type: str) -> DiskFeatures | ConstantFeatures:
+        """Features of any node type.
+
+        Parameters
+        ----------
+        node_type
+            One of `node_types`.
+
+        Returns
+        -------
+        DiskFeatures or ConstantFeatures
+            Rows (F,); the constant 1 where the type has no features.
+
+        Raises
+        ------
+        UsageError
+            There is no such type.
+        """
+        if node_type not in self.manifest.nodes:
+            raise UsageError(
+                f"{self.path}: no node type {node_type!r}", f"Choose from {self.node_types}."
+            )
+        name = f"nodes/{node_type}/x"
+        if name in self.manifest.arrays:
+            return self.array(name)
+        return ConstantFeatures(self.manifest.nodes[node_type].count, self.ledger)
+
+    @property
     def num_nodes(self) -> int:
-        """N, of the only node type."""
-        return self.manifest.nodes[self._node_type()].count
+        """N."""
+        return self.manifest.nodes[self.target].count
 
     @property
     def num_edges(self) -> int:
@@ -116,13 +170,13 @@ class Dataset:
     @property
     def num_features(self) -> int:
         """F; 0 without features."""
-        entry = self.manifest.arrays.get(f"nodes/{self._node_type()}/x")
+        entry = self.manifest.arrays.get(f"nodes/{self.target}/x")
         return entry.shape[1] if entry else 0
 
     @property
     def num_classes(self) -> int:
         """Classes of the labels; 0 without labels."""
-        return self.manifest.nodes[self._node_type()].num_classes
+        return self.manifest.nodes[self.target].num_classes
 
     @property
     def feature_dtype(self) -> torch.dtype:
@@ -132,7 +186,9 @@ class Dataset:
     @property
     def graph(self) -> GraphStore:
         """In-edges of the only edge type."""
-        edge_type = self._edge_type()
+        return self._graph(self._edge_type())
+
+    def _graph(self, edge_type: EdgeType) -> GraphStore:
         with self._lock:
             if edge_type not in self._graphs:
                 folder = edges_folder(edge_type)
@@ -147,24 +203,24 @@ class Dataset:
 
     @property
     def features(self) -> DiskFeatures:
-        """Features of the only node type, rows (F,)."""
-        return self.array(f"nodes/{self._node_type()}/x")
+        """Features, rows (F,)."""
+        return self.array(f"nodes/{self.target}/x")
 
     @property
     def labels(self) -> DiskFeatures | None:
-        """Labels of the only node type, rows (): a class, or -1 where a node has none."""
-        name = f"nodes/{self._node_type()}/y"
+        """Labels, rows (): a class, or -1 where a node has none."""
+        name = f"nodes/{self.target}/y"
         return self.array(name) if name in self.manifest.arrays else None
 
     @property
     def keys(self) -> Keys:
         """What the input called the nodes: ids to keys, and keys to ids."""
-        return open_keys(self.path, self.manifest, self._node_type())
+        return open_keys(self.path, self.manifest, self.target)
 
     @property
     def class_names(self) -> list[str] | None:
         """Names of the classes, by number; None where the input had numbers."""
-        return class_names(self.path, self.manifest, self._node_type())
+        return class_names(self.path, self.manifest, self.target)
 
     def split(self, name: str) -> DiskFeatures:
         """Ids of the nodes of a split, ascending.
@@ -179,7 +235,7 @@ class Dataset:
         DiskFeatures
             Rows () int64; none where the dataset has no such split.
         """
-        return self._array_or_ids(f"nodes/{self._node_type()}/{name}")
+        return self._array_or_ids(f"nodes/{self.target}/{name}")
 
     def array(self, name: str) -> DiskFeatures:
         """Any array, row by row.
@@ -215,19 +271,14 @@ class Dataset:
                 self._arrays[name] = DiskFeatures(path, entry, self.io, self.ledger)
             return self._arrays[name]
 
-    def _node_type(self) -> str:
-        return self._only(self.node_types, "node")
-
     def _edge_type(self) -> EdgeType:
-        return self._only(self.edge_types, "edge")
-
-    def _only(self, kinds: list[T], what: str) -> T:
-        if len(kinds) != 1:
+        if self.is_typed or not self.edge_types:
             raise UsageError(
-                f"{self.path} has {len(kinds)} {what} types, not one",
-                "Name the arrays that you want with Dataset.array.",
+                f"{self.path} has {len(self.node_types)} node types and {len(self.edge_types)} "
+                "edge types, not one each",
+                "Take Dataset.graphs, which has the edges by type.",
             )
-        return kinds[0]
+        return self.edge_types[0]
 
 
 def open(

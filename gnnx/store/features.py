@@ -297,3 +297,68 @@ class DiskFeatures(FeatureStore):
                 "Give a contiguous CPU tensor of the array's dtype and row shape, long enough.",
             )
         return out
+
+
+class ConstantFeatures(FeatureStore):
+    """The features of nodes that have none: the constant 1, (1,) float32 a row.
+
+    Parameters
+    ----------
+    num_rows
+        N.
+    ledger
+        Rows without an `out` come from here (HOST, owner ``"fetch"``).
+    """
+
+    row_shape = (1,)
+    dtype = torch.float32
+    row_bytes = 4
+
+    def __init__(self, num_rows: int, ledger: Ledger) -> None:
+        self._num_rows, self._ledger = num_rows, ledger
+
+    @property
+    def num_rows(self) -> int:  # noqa: D102 - the protocol's
+        return self._num_rows
+
+    def fetch(
+        self,
+        rows: NDArray[np.int64],
+        out: torch.Tensor | None = None,
+        slots: NDArray[np.int64] | None = None,
+    ) -> Pending:
+        """Fill the places of the rows; they are there when this returns.
+
+        Parameters
+        ----------
+        rows
+            (R,) int64.
+        out
+            (≥ R, 1), made where it is not given.
+        slots
+            (R,) int64. Default: 0, 1, 2, ….
+
+        Returns
+        -------
+        Pending
+            Whose `wait` gives `out`.
+
+        Raises
+        ------
+        DataError
+            A row is outside the N rows.
+        """
+        if len(rows) and not 0 <= rows.min() <= rows.max() < self._num_rows:
+            bad = rows[(rows < 0) | (rows >= self._num_rows)][0]
+            raise DataError(
+                f"row {bad} asked for, there are {self._num_rows} rows",
+                f"Ids run from 0 to {self._num_rows - 1}.",
+            )
+        if out is None:
+            size = len(rows) if slots is None else int(slots.max(initial=-1)) + 1
+            out = self._ledger.tensor((size, 1), self.dtype, Tier.HOST, "fetch")
+        if slots is None:
+            out[: len(rows)] = 1
+        else:
+            out[torch.from_numpy(slots)] = 1
+        return Pending(out)

@@ -20,6 +20,8 @@ from gnnx.errors import DataError, UsageError
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from gnnx.graph import EdgeType
+
 FORMAT, VERSION = "gnnx", 1
 MANIFEST = "manifest.json"
 HEADER_BYTES = 4096  # direct I/O reads whole blocks, so data begin at one
@@ -32,9 +34,6 @@ _DISK_DTYPES = {
     "bfloat16": np.dtype("<u2"),  # NumPy has no bfloat16
 }
 _NAME = re.compile(r"\w+(/\w+)*", re.ASCII)
-
-EdgeType = tuple[str, str, str]
-"""(source type, relation, destination type)."""
 
 
 def disk_dtype(name: str) -> np.dtype[Any]:

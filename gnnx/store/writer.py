@@ -22,7 +22,6 @@ from gnnx.store.manifest import (
     MANIFEST,
     PAGE_BYTES,
     ArrayEntry,
-    EdgeType,
     Manifest,
     NodeType,
     check_name,
@@ -34,6 +33,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from gnnx.graph import EdgeType
     from gnnx.memory import Ledger
 
 _libc = ctypes.CDLL(None, use_errno=True)

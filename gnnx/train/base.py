@@ -41,7 +41,7 @@ def base_rss_bytes(model: nn.Module | None = None, dataset: Dataset | None = Non
     int
         Bytes.
     """
-    num_features = 8 if dataset is None else dataset.num_features
+    num_features = 8 if dataset is None else max(1, dataset.num_features)
     num_classes = 2 if dataset is None else min(2, dataset.num_classes)
     toy_model: Any = SAGE(num_features, 8, 2, num_layers=2)
     if isinstance(model, Stack):  # a model of the user's own may not be fit for a toy

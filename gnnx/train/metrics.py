@@ -11,6 +11,7 @@ from torch import nn
 from gnnx.inference import stream
 
 if TYPE_CHECKING:
+    from gnnx.cache import HeteroFeatures
     from gnnx.store import Dataset, FeatureStore
     from gnnx.threads import Progress
 
@@ -35,7 +36,7 @@ def evaluate(
     dataset: Dataset,
     split: str = "test",
     *,
-    features: FeatureStore | None = None,
+    features: FeatureStore | HeteroFeatures | None = None,
     device: torch.device | str = "cpu",
     progress: Progress | None = None,
 ) -> Metrics:

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import math
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -17,7 +19,7 @@ import torch
 from gnnx import ops
 from gnnx.errors import DataError, RunError, UsageError
 from gnnx.inference import parameter_dtype
-from gnnx.loader import Loader
+from gnnx.loader import HeteroLoader, Loader
 from gnnx.memory import Tier, peak_rss_bytes
 from gnnx.nn import needs_degrees
 from gnnx.train.base import base_rss_bytes
@@ -31,7 +33,7 @@ if TYPE_CHECKING:
 
     from torch import nn
 
-    from gnnx.graph import MiniBatch
+    from gnnx.graph import EdgeType, HeteroBatch, MiniBatch
     from gnnx.store import Dataset
     from gnnx.threads import Progress
 
@@ -49,7 +51,8 @@ class Trainer:
     dataset
         Opened with the budget that the training is to keep.
     fanouts
-        Neighbours drawn a node, the seeds' hop first; -1 is all.
+        Neighbours drawn a node, the seeds' hop first; -1 is all. Of a typed data set also lists
+        by edge type, as of `gnnx.HeteroSampler`.
     batch_size
         Seeds a step.
     lr
@@ -88,7 +91,7 @@ class Trainer:
         model: nn.Module,
         dataset: Dataset,
         *,
-        fanouts: Sequence[int],
+        fanouts: Sequence[int] | Mapping[EdgeType, Sequence[int]],
         batch_size: int = 1024,
         lr: float = 0.01,
         weight_decay: float = 5e-4,
@@ -116,9 +119,10 @@ class Trainer:
                 "Prepare the data set with --train or --split.",
             )
         layers = getattr(model, "layers", None)
-        if layers is not None and len(layers) != len(fanouts):  # a forward with zip would not tell
+        hops = next(iter(fanouts.values())) if isinstance(fanouts, Mapping) else fanouts
+        if layers is not None and len(layers) != len(hops):  # a forward with zip would not tell
             raise UsageError(
-                f"{len(fanouts)} fanouts for a model of {len(layers)} layers",
+                f"{len(hops)} fanouts for a model of {len(layers)} layers",
                 "Give as many fanouts as the model has layers.",
             )
         if checkpoint_every is not None and (checkpoint is None or checkpoint_every < 1):
@@ -133,14 +137,8 @@ class Trainer:
         self.checkpoint_every = checkpoint_every
         self.base_rss_bytes = base_rss_bytes(model, dataset)
         self.model.to(self.device)
-        self.loader = Loader(
-            dataset,
-            fanouts,
-            batch_size,
-            seed=seed,
-            degrees=needs_degrees(model),
-            device=self.device,
-        )
+        make = HeteroLoader if dataset.is_typed else _plain_loader(needs_degrees(model))
+        self.loader: Any = make(dataset, fanouts, batch_size, seed=seed, device=self.device)
         self.optimizer = make_optimizer(optimizer, model, lr, weight_decay)
         self.loss = loss or cross_entropy(class_weights, dataset, self.device)
         self._settings = {
@@ -148,7 +146,7 @@ class Trainer:
             "model": getattr(model, "config", None),
             "seed": seed,
             "batch_size": batch_size,
-            "fanouts": list(fanouts),
+            "fanouts": fanouts if isinstance(fanouts, Mapping) else list(fanouts),
             "lr": lr,
             "weight_decay": weight_decay,
             "optimizer": optimizer if isinstance(optimizer, str) else "own",
@@ -257,11 +255,9 @@ class Trainer:
                 checkpoint_s += time.perf_counter() - started
         state.part = part(len(self.loader))
 
-    def _step(self, batch: MiniBatch) -> float:
+    def _step(self, batch: MiniBatch | HeteroBatch) -> float:
         assert batch.y is not None  # the constructor has checked that there are labels
-        x = batch.x
-        if not (self.autocast and x.is_floating_point()):
-            x = x.to(parameter_dtype(self.model))
+        x = self._converted(batch.x)
         with torch.autocast(self.device.type, self.autocast, enabled=self.autocast is not None):
             logits = self.model(batch.blocks, x)
         loss = self.loss(logits.float(), batch.y)
@@ -269,6 +265,14 @@ class Trainer:
         loss.backward()
         self.optimizer.step()
         return loss.item()
+
+    def _converted(self, x: Any) -> Any:
+        """Features as the model takes them, of a typed batch by node type."""
+        if isinstance(x, dict):
+            return {name: self._converted(rows) for name, rows in x.items()}
+        if self.autocast and x.is_floating_point():
+            return x
+        return x.to(parameter_dtype(self.model))
 
     def _evaluate(self, split: str, progress: Progress | None) -> tuple[Metrics, float]:
         begin = time.perf_counter()
@@ -373,6 +377,10 @@ class _Part:
         default_factory=lambda: dict.fromkeys(_LOADER_STATS, 0)
     )
     """Of the loader, by their names in `EpochReport`."""
+
+
+def _plain_loader(degrees: bool) -> Callable[..., Loader]:
+    return functools.partial(Loader, degrees=degrees)
 
 
 @dataclasses.dataclass(slots=True)

@@ -7,18 +7,24 @@ S sources, D destinations, R rows asked, F/G widths in/out.
 
 from __future__ import annotations
 
-import concurrent.futures
 import contextlib
-import math
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
 
-from gnnx import threads
-from gnnx.errors import BudgetError, DataError, RunError, UsageError
+from gnnx.errors import DataError, UsageError
+from gnnx.inference.hetero import stream_typed
+from gnnx.inference.pieces import (
+    cut,
+    most_entries,
+    parameter_dtype,
+    piece_bytes,
+    piece_tier,
+    read_ahead,
+)
 from gnnx.memory import Tier
 from gnnx.nn import needs_degrees
 from gnnx.random import Key
@@ -27,24 +33,18 @@ from gnnx.store import ScratchRows
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from concurrent.futures import Future
 
     from numpy.typing import NDArray
     from torch import nn
 
+    from gnnx import threads
+    from gnnx.cache import HeteroFeatures
     from gnnx.graph import Block
+    from gnnx.inference.pieces import Outputs
     from gnnx.memory import Ledger
     from gnnx.store import Dataset, FeatureStore, GraphStore
 
-_PIECE_BYTES = 256 << 20  # input rows of a piece where the device has no limit; two are alive
-_ENTRY_BYTES = 64  # an edge in a block, its transpose, and the sampler's scratch
-_WINDOW = 1 << 18  # rows looked at together
-_WINDOW_BYTES = 64  # a row's id and degree, their copies, and twice as many rows at most
-_TIMEOUT_S = 600.0
-
-
-_Outputs: TypeAlias = "Iterator[tuple[NDArray[np.int64], torch.Tensor]]"
-"""Ids and rows, piece by piece."""
+__all__ = ["infer", "parameter_dtype", "stream"]
 
 
 class _Piece(NamedTuple):
@@ -61,7 +61,7 @@ def infer(
     *,
     nodes: NDArray[np.int64] | None = None,
     out: Path | str | None = None,
-    features: FeatureStore | None = None,
+    features: FeatureStore | HeteroFeatures | None = None,
     device: torch.device | str = "cpu",
     progress: threads.Progress | None = None,
 ) -> torch.Tensor | None:
@@ -72,7 +72,7 @@ def infer(
     model
         Shows its ``layers``, each called as ``layer(block, h)``, in order.
     dataset
-        Opened with the budget to keep.
+        Opened with the budget to keep. Of a typed one, nodes are those of `Dataset.target`.
     nodes
         (R,) int64 global ids, distinct and ascending; all N by default.
     out
@@ -135,10 +135,10 @@ def stream(
     model: nn.Module,
     dataset: Dataset,
     nodes: NDArray[np.int64] | None,
-    features: FeatureStore | None = None,
+    features: FeatureStore | HeteroFeatures | None = None,
     device: torch.device | str = "cpu",
     progress: threads.Progress | None = None,
-) -> _Outputs:
+) -> Outputs:
     """Yield (ids, outputs) of nodes piece by piece; arguments and errors as `infer`."""
     layers = getattr(model, "layers", None)
     if layers is None:
@@ -146,8 +146,12 @@ def stream(
             f"{type(model).__name__} shows no layers",
             "Give the model `layers`, in order, each called as layer(block, h).",
         )
+    if dataset.is_typed:
+        typed: Any = features
+        yield from stream_typed(model, dataset, nodes, typed, torch.device(device), progress)
+        return
     needed = _needed(dataset.graph, nodes, len(layers))
-    h: FeatureStore = features or dataset.features
+    h: Any = features or dataset.features
     with contextlib.ExitStack() as mode, contextlib.ExitStack() as scratch:
         mode.callback(model.train, model.training)
         model.eval()
@@ -163,8 +167,8 @@ def stream(
 
 
 def _reported(
-    outputs: _Outputs, stage: str, rows: NDArray[np.bool_], progress: threads.Progress | None
-) -> _Outputs:
+    outputs: Outputs, stage: str, rows: NDArray[np.bool_], progress: threads.Progress | None
+) -> Outputs:
     total, done = int(np.count_nonzero(rows)), 0
     for ids, result in outputs:
         yield ids, result
@@ -173,7 +177,7 @@ def _reported(
             progress(stage, done, total)
 
 
-def _kept(outputs: _Outputs, dataset: Dataset, scratch: contextlib.ExitStack) -> FeatureStore:
+def _kept(outputs: Outputs, dataset: Dataset, scratch: contextlib.ExitStack) -> FeatureStore:
     """Put a layer's outputs where the next layer reads them."""
     hidden: ScratchRows | None = None
     for ids, result in outputs:
@@ -215,88 +219,26 @@ def _apply(
     rows: NDArray[np.bool_],
     device: torch.device,
     stage: str,
-) -> _Outputs:
+) -> Outputs:
     """Run one layer for the rows of a mask; the next piece is read while one computes."""
     dtype = parameter_dtype(layer)
     sampler = NeighborSampler(dataset.graph, [-1], degrees=needs_degrees(layer))
-    pieces = _pieces(sampler, h, rows, device)
-    ahead = threads.submit(next, pieces, None)
-    try:
-        while (piece := _arrived(ahead, stage)) is not None:
-            ahead = threads.submit(next, pieces, None)
-            with torch.no_grad():
-                yield piece.ids, layer(piece.block.to(device), piece.h.to(device, dtype))
-    finally:
-        concurrent.futures.wait([ahead], _TIMEOUT_S)  # it writes to buffers that are let go now
-
-
-def _arrived(ahead: Future[_Piece | None], stage: str) -> _Piece | None:
-    """Wait for the piece that is being read; None after the last one."""
-    try:
-        return ahead.result(_TIMEOUT_S)
-    except TimeoutError as error:
-        if ahead.done():
-            raise  # the reader's own
-        raise RunError(
-            f"{stage}: its next rows were not sampled and read within {_TIMEOUT_S:g} s",
-            "Check that the disk answers.",
-        ) from error
-
-
-def parameter_dtype(module: nn.Module) -> torch.dtype:
-    """Dtype that a module's input is converted to: of its parameters, else float32."""
-    return next((p.dtype for p in module.parameters()), torch.float32)
+    for piece in read_ahead(_pieces(sampler, h, rows, device), stage):
+        with torch.no_grad():
+            yield piece.ids, layer(piece.block.to(device), piece.h.to(device, dtype))
 
 
 def _pieces(
     sampler: NeighborSampler, h: FeatureStore, rows: NDArray[np.bool_], device: torch.device
 ) -> Iterator[_Piece]:
-    """Cut the rows into pieces whose inputs fit; where the budget refuses one, pieces get smaller.
-
-    Every piece reads from all over the input, so that few large ones read less than many small.
-    """
-    ledger = sampler.graph.ledger
-    tier = Tier.DEVICE if device.type == "cpu" else Tier.HOST
-    free = ledger.free_bytes(tier)
-    most = _most_entries(_PIECE_BYTES if free is None else free // 4, h)
-    for ids in _windows(rows, most, ledger):
-        degree = sampler.graph.rows(ids)[1]
-        while len(ids):
-            count = max(1, int(np.cumsum(degree + 1).searchsorted(most, side="right")))
-            try:
-                piece = _load(sampler, h, ids[:count], ledger, tier)
-            except BudgetError:
-                if count == 1:
-                    raise
-                most = max(1, most // 2)
-            else:
-                yield piece
-                ids, degree = ids[count:], degree[count:]  # noqa: PLW2901 - of the window
-
-
-def _most_entries(num_bytes: int, h: FeatureStore) -> int:
-    """Destinations and edges of a piece whose input rows and edges are expected to fit.
-
-    k entries that fall on N rows at random meet N (1 - exp(-k / N)) of them; real graphs, whose
-    edges prefer some nodes, fewer.
-    """
-    share = num_bytes / (max(1, h.row_bytes) * max(1, h.num_rows))
-    met = -math.log1p(-share) * h.num_rows if share < 1 else math.inf
-    return max(1, int(min(met, num_bytes / _ENTRY_BYTES)))
-
-
-def _windows(rows: NDArray[np.bool_], most: int, ledger: Ledger) -> Iterator[NDArray[np.int64]]:
-    """Ids whose mask is set, as many at a time as are worth cutting."""
-    free = ledger.free_bytes(Tier.HOST)
-    share = _WINDOW if free is None else free // 16 // _WINDOW_BYTES  # the rest is the sampler's
-    size = max(1, min(most, share, _WINDOW))
-    with ledger.reserve(_WINDOW_BYTES * size, Tier.HOST, "inference"):
-        found: list[NDArray[np.int64]] = []
-        for begin in range(0, len(rows), size):
-            found.append(np.flatnonzero(rows[begin : begin + size]) + begin)
-            if sum(map(len, found)) >= size or begin + size >= len(rows):
-                yield np.concatenate(found)
-                found = []
+    ledger, tier = sampler.graph.ledger, piece_tier(device)
+    return cut(
+        rows,
+        most_entries(piece_bytes(ledger, tier), h.row_bytes, h.num_rows),
+        ledger,
+        degree=lambda ids: sampler.graph.rows(ids)[1],
+        load=lambda ids: _load(sampler, h, ids, ledger, tier),
+    )
 
 
 def _load(
@@ -315,7 +257,7 @@ def _checked_out(out: Path | str) -> Path:
     raise UsageError(f"{str(out)!r} is no place for a file", "Name a new file, such as out.npy.")
 
 
-def _write_npy(path: Path, num_rows: int, pieces: _Outputs) -> None:
+def _write_npy(path: Path, num_rows: int, pieces: Outputs) -> None:
     """Write rows to a .npy file under a temporary name; rename it when it is whole and synced."""
     partial = path.with_name(f"{path.name}.partial")
     try:

@@ -1,0 +1,148 @@
+"""Mini-batches of typed graphs: the engine of `Loader`, with rows and blocks by node type."""
+
+from __future__ import annotations
+
+import functools
+from typing import TYPE_CHECKING, Any, Literal
+
+from gnnx.cache import HeteroAhead, HeteroDemands, HeteroFeatures, arrange_typed
+from gnnx.graph import HeteroBatch
+from gnnx.loader.engine import Loader
+from gnnx.memory import Tier
+from gnnx.sample import HeteroSampler, fanouts_by_type
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+
+    import numpy as np
+    import torch
+    from numpy.typing import NDArray
+
+    from gnnx.graph import EdgeType
+    from gnnx.loader.seeds import Split
+    from gnnx.store import Dataset
+
+
+class HeteroLoader(Loader):
+    """Mini-batches of a split of `Dataset.target`, as `Loader` hands them out.
+
+    Each node type that has features has a cache of its own, all in one budget; rows that do not
+    stay are read a batch at a time. A type without features has the constant 1.
+
+    Parameters
+    ----------
+    dataset
+        Opened with the budget to keep.
+    fanouts
+        As of `HeteroSampler`: one list for all edge types, or one for each.
+    batch_size
+        B; the last batch of an epoch may be smaller.
+    split
+        ``"train"``, ``"val"``, ``"test"``, or distinct ids of target nodes.
+    seed
+        Of order and samples.
+    shuffle
+        Permute the split anew every epoch.
+    drop_last
+        Leave out a last batch that is smaller than the others.
+    edge_ids
+        Blocks carry `Block.e_id`.
+    cache
+        ``"expected"``, or None to read every row from the disk.
+    prefetch
+        Batches prepared beside the current one, at most; fewer where a budget is short.
+    device
+        Where batches are handed out.
+    timeout_s
+        Time limit of one batch, in seconds.
+
+    Raises
+    ------
+    UsageError
+        An argument is wrong, or no single node type has labels.
+    """
+
+    def __init__(  # noqa: PLR0913 - what a user may want of batches
+        self,
+        dataset: Dataset,
+        fanouts: Sequence[int] | Mapping[EdgeType, Sequence[int]],
+        batch_size: int,
+        *,
+        split: Split | torch.Tensor | NDArray[np.int64] = "train",
+        seed: int = 0,
+        shuffle: bool = True,
+        drop_last: bool = False,
+        edge_ids: bool = False,
+        cache: Literal["expected"] | None = "expected",
+        prefetch: int = 2,
+        device: torch.device | str = "cpu",
+        timeout_s: float = 300.0,
+    ) -> None:
+        self.fanouts_by_type = fanouts_by_type(fanouts, list(dataset.graphs))
+        super().__init__(
+            dataset,
+            (),
+            batch_size,
+            split=split,
+            seed=seed,
+            shuffle=shuffle,
+            drop_last=drop_last,
+            edge_ids=edge_ids,
+            cache=cache,
+            lookahead=None,
+            prefetch=prefetch,
+            device=device,
+            timeout_s=timeout_s,
+        )
+
+    def __iter__(self) -> Iterator[HeteroBatch]:  # type: ignore[override]
+        """Run one epoch."""
+        batches: Iterator[Any] = super().__iter__()
+        return batches
+
+    def _sampler_of(self, edge_ids: bool) -> Callable[[], Any]:
+        return functools.partial(
+            HeteroSampler,
+            self.dataset.graphs,
+            self.dataset.node_counts,
+            self.dataset.target,
+            self.fanouts_by_type,
+            edge_ids=edge_ids,
+        )
+
+    def _arrange(self) -> Any:
+        demands = HeteroDemands(
+            seeds=self._seeds.source,
+            seeds_bytes=self._seeds.num_bytes,
+            fanouts=self.fanouts_by_type,
+            batch_size=self.batch_size,
+            num_batches=max(1, self.prefetch),
+            keep_rows=self.cache is not None,
+        )
+        features, keep_seeds = arrange_typed(self.dataset, demands)
+        if keep_seeds:
+            self._seeds.keep(self._ledger)
+        return features
+
+    def _look_ahead(self, epoch: Any) -> Any:
+        features: HeteroFeatures = epoch.features
+        return HeteroAhead(features)
+
+    def _fetch(self, ahead: Any, step: int, blocks: list[Any]) -> Any:
+        rows, out = {}, {}
+        for name, ids in blocks[0].src_id.items():
+            source = self.dataset.features_of(name)
+            shape = (len(ids), *source.row_shape)
+            out[name] = self._ledger.tensor(shape, source.dtype, Tier.DEVICE, "batch")
+            rows[name] = ids.numpy()
+        return ahead.fetch(step, rows, out)
+
+    def _batch(self, coming: Any, x: Any, y: torch.Tensor | None) -> Any:
+        return HeteroBatch(
+            seeds=coming.seeds,
+            blocks=coming.blocks,
+            x=x,
+            y=y,
+            n_id=coming.blocks[0].src_id,
+            input_id=coming.input_id,
+        )
