@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import numpy as np
 
-from gnnx import store
-from gnnx.errors import RunError, UsageError
+from gnnx import __version__, store
+from gnnx.errors import DataError, RunError, UsageError
 from gnnx.memory import Tier
 from gnnx.partition import _kernels
 from gnnx.partition.measure import Quality, measure
@@ -134,26 +134,51 @@ def partition(  # noqa: PLR0913 - each argument is an option of the verb
         problem = Problem(
             opened.graph, num_parts, tuple(balance), imbalance, opened.split("train"), progress
         )
-        with store.DatasetWriter(out, overwrite=overwrite, ledger=opened.ledger) as writer:
+        origin = f"{__version__} {opened.fingerprint} " + " ".join(
+            map(str, (num_parts, method, order, *balance, imbalance, seed, time_limit_s))
+        )
+        with store.DatasetWriter(
+            out, overwrite=overwrite, ledger=opened.ledger, origin=origin
+        ) as writer:
+            arrays = opened.manifest.arrays.values()
+            writer.require(sum(entry.num_bytes for entry in arrays) + 4 * num_nodes)
             part = opened.ledger.empty(num_nodes, np.int32, Tier.HOST, "partition")
-            options = (writer.partial, seed, time_limit_s)
-            method, quality = _assign(problem, part, method, options, notes)
-            if quality.cut_share > _MUCH_CUT and method != "random":
-                _tell(
-                    notes,
-                    f"{100 * quality.cut_share:.0f} % of the edges join two parts: "
-                    "this graph hardly falls into parts",
+
+            def assign() -> tuple[Method, dict[str, Any], list[str]]:
+                _refuse_damage(opened, progress)
+                method_used, quality = _assign(
+                    problem, part, method, (writer.partial, seed, time_limit_s), notes
                 )
+                if quality.cut_share > _MUCH_CUT and method_used != "random":
+                    _tell(
+                        notes,
+                        f"{100 * quality.cut_share:.0f} % of the edges join two parts: "
+                        "this graph hardly falls into parts",
+                    )
+                writer.interim("part", (num_nodes,), "int32").append(part)
+                return method_used, dataclasses.asdict(quality), notes
+
+            method, counts, notes = writer.stage("parts", assign)
+            quality = Quality(**counts)
+            writer.read_interim("part", part)
             relabeller = Relabeller(opened, part, quality.nodes, order, progress)
-            relabeller.write(writer)
-            if (relabeller.cut, relabeller.halo) != (quality.cut, quality.halo):
+            writer.stage("nodes", lambda: relabeller.write_nodes(writer))
+            found = writer.stage("edges", lambda: relabeller.write_graph(writer))
+            if found != (quality.cut, quality.halo):
                 raise RunError(
-                    f"{out}: cut {quality.cut} counted before, {relabeller.cut} after relabelling",
+                    f"{out}: cut {quality.cut} counted before, {found[0]} after relabelling",
                     "This is a defect of gnnx: please report it.",
                 )
             counts = {"parts": num_parts, "cut": quality.cut, "halo": sum(quality.halo)}
             writer.report({**opened.manifest.report, **counts})
     return PartitionReport(method, quality, notes)
+
+
+def _refuse_damage(dataset: store.Dataset, progress: Progress | None) -> None:
+    """Hold all pages against their checksums: damage would get new ones, and ids lead anywhere."""
+    problems = store.verify(dataset.path, progress=progress)
+    if problems:
+        raise DataError(str(problems[0]), "Restore the file, or prepare the dataset again.")
 
 
 def _assign(

@@ -54,13 +54,6 @@ class Relabeller:
     progress
         Called with (stage, done, total).
 
-    Attributes
-    ----------
-    cut : int
-        Edges between two parts, after `write`.
-    halo : list of int
-        Nodes of other parts that each part reads, after `write`.
-
     Raises
     ------
     UsageError
@@ -82,13 +75,13 @@ class Relabeller:
         self._nodes = f"nodes/{self._node_type}"
         self._edges = "edges/" + "-".join(self._edge_type)
         self._check_arrays()
-        self.cut, self.halo = 0, [0] * len(num_nodes)
+        self._num_parts = len(num_nodes)
         self._order, self._rank = self._sorted(part, order)
         self._bits = self._empty(-(-dataset.num_nodes // 8), np.uint8)
         self._bits[:] = 0
 
-    def write(self, writer: DatasetWriter) -> None:
-        """Write all arrays; those of the order are `id`, `parts`, `halo` and `halo_offsets`.
+    def write_nodes(self, writer: DatasetWriter) -> None:
+        """Write all arrays of the nodes; those of the order are `id` and `parts`.
 
         Parameters
         ----------
@@ -97,14 +90,11 @@ class Relabeller:
 
         Raises
         ------
-        BudgetError
-            The largest row of the graph does not fit the memory.
         ResourceError
             The disk is full.
         """
         num_nodes = self._dataset.num_nodes
         writer.nodes(self._node_type, num_nodes, num_classes=self._dataset.num_classes)
-        writer.edges(self._edge_type, self._dataset.num_edges)
         names = self._dataset.manifest.arrays
         for name in ("x", "y", "id"):
             if f"{self._nodes}/{name}" in names:
@@ -115,14 +105,19 @@ class Relabeller:
                 original.append(self._old_ids(begin, end))
             original.finish()
         self._write_offsets(writer, f"{self._nodes}/parts", self._offsets)
-        for name in (*(f"{self._nodes}/{split}" for split in _SPLITS), f"{self._edges}/loops"):
-            if name in names:
-                for ids in pieces_of(self._dataset.array(name)):
-                    _kernels.set_new_bits(ids, self._rank, self._bits)
-                ids_out = writer.array(name, names[name].shape, "int64")
-                self._append_marked(ids_out, np.int64)
-                ids_out.finish()
-        self._write_graph(writer)
+        for split in _SPLITS:
+            self._write_ids(writer, f"{self._nodes}/{split}")
+
+    def _write_ids(self, writer: DatasetWriter, name: str) -> None:
+        """Write the new ids of a list of nodes, ascending, where the dataset has it."""
+        entry = self._dataset.manifest.arrays.get(name)
+        if entry is None:
+            return
+        for ids in pieces_of(self._dataset.array(name)):
+            _kernels.set_new_bits(ids, self._rank, self._bits)
+        out = writer.array(name, entry.shape, "int64")
+        self._append_marked(out, np.int64)
+        out.finish()
 
     def _check_arrays(self) -> None:
         known = {f"{self._nodes}/{name}" for name in ("x", "y", "id", "parts", *_SPLITS)}
@@ -174,7 +169,7 @@ class Relabeller:
             for shift in range(0, int(readers.max(initial=0)).bit_length(), _DIGIT):
                 _kernels.sort_by_digit(readers, shift, True, source, target)
                 source, target = target, source
-        for shift in range(0, len(self.halo).bit_length(), _DIGIT):
+        for shift in range(0, self._num_parts.bit_length(), _DIGIT):
             _kernels.sort_by_digit(part, shift, False, source, target)
             source, target = target, source
         _kernels.invert(source, target)
@@ -193,28 +188,52 @@ class Relabeller:
             del found
         out.finish()
 
-    def _write_graph(self, writer: DatasetWriter) -> None:
-        """Gather the rows of the graph, part by part, with the halos of the parts."""
+    def write_graph(self, writer: DatasetWriter) -> tuple[int, list[int]]:
+        """Write the rows of the graph, part by part, with the halos of the parts.
+
+        Parameters
+        ----------
+        writer
+            Of the new dataset.
+
+        Returns
+        -------
+        cut : int
+            Edges between two parts.
+        halo : list of int
+            Nodes of other parts that each part reads.
+
+        Raises
+        ------
+        BudgetError
+            The largest row of the graph does not fit the memory.
+        ResourceError
+            The disk is full.
+        """
+        writer.edges(self._edge_type, self._dataset.num_edges)
+        self._write_ids(writer, f"{self._edges}/loops")
         graph, num_edges = self._graph, self._graph.num_edges
         index = graph.index_dtype
         indptr = writer.array(f"{self._edges}/indptr", (graph.num_nodes + 1,), "int64")
         indices = writer.array(f"{self._edges}/indices", (num_edges,), index.name)
         halo = writer.array(f"{self._edges}/halo", (None,), index.name)
         indptr.append(np.zeros(1, np.int64))
-        done = 0
-        for p in range(len(self.halo)):
+        done = cut = 0
+        sizes = []
+        for p in range(self._num_parts):
             begin, end = int(self._offsets[p]), int(self._offsets[p + 1])
             for ends, sources in self._rows(begin, end):
-                self.cut += int(_kernels.mark_outside(sources, begin, end, self._bits))
+                cut += int(_kernels.mark_outside(sources, begin, end, self._bits))
                 indptr.append(np.add(ends, done, out=ends))
                 indices.append(sources)
                 done += len(sources)
                 self._tell("moving edges", done, num_edges)
                 del ends, sources
-            self.halo[p] = self._append_marked(halo, index)
+            sizes.append(self._append_marked(halo, index))
         for each in (indptr, indices, halo):
             each.finish()
-        self._write_offsets(writer, f"{self._edges}/halo_offsets", np.cumsum([0, *self.halo]))
+        self._write_offsets(writer, f"{self._edges}/halo_offsets", np.cumsum([0, *sizes]))
+        return cut, sizes
 
     @staticmethod
     def _write_offsets(writer: DatasetWriter, name: str, offsets: NDArray[np.int64]) -> None:
