@@ -123,7 +123,7 @@ def _most_rows(demands: Demands) -> float:
 def _needs(dataset: Dataset, demands: Demands, batch_rows: float) -> HostNeeds:
     source, fanouts = dataset.features, demands.fanouts
     rows = math.ceil(min(batch_rows, source.num_rows))
-    edges = _PIECE_EDGES if -1 in fanouts else rows * max(fanouts)
+    edges = _PIECE_EDGES if -1 in fanouts else rows * max(fanouts, default=0)
     return HostNeeds(
         batch=_ROW_BYTES * rows + _EDGE_BYTES * min(edges, _PIECE_EDGES),
         num_batches=demands.num_batches,

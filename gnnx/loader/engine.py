@@ -23,14 +23,15 @@ from gnnx import threads
 from gnnx.cache import Demands, Lookahead, Strategy, WindowCounts, arrange
 from gnnx.errors import BudgetError, GnnxError, RunError, UsageError
 from gnnx.graph import MiniBatch
-from gnnx.loader.seeds import Seeds
+from gnnx.loader.seeds import EveryNode, Seeds
 from gnnx.loader.union import edge_union
 from gnnx.memory import Tier
+from gnnx.partition import Partition
 from gnnx.random import Key, permute
-from gnnx.sample import NeighborSampler
+from gnnx.sample import Clusters, ClusterSampler, NeighborSampler
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
     from concurrent.futures import Future
 
     from numpy.typing import NDArray
@@ -110,7 +111,7 @@ class Loader:
     fanouts
         Neighbours drawn of every node, the seeds' layer first; -1 is all.
     batch_size
-        B; the last batch of an epoch may be smaller.
+        B; the last batch of an epoch may be smaller. `clusters_per_batch` makes it of no account.
     split
         ``"train"``, ``"val"``, ``"test"``, or distinct node ids.
     seed
@@ -125,6 +126,9 @@ class Loader:
         Batches carry `MiniBatch.edge_index`; blocks then carry `Block.e_id` as well.
     edge_ids
         Blocks carry `Block.e_id`.
+    clusters_per_batch
+        Make batches of so many parts of the dataset and all edges among their nodes, as
+        `ClusterSampler` does; `fanouts` then say by their length how many layers there are.
     cache
         ``"expected"``, or None to read every row from the disk, a batch at a time.
     lookahead
@@ -166,6 +170,7 @@ class Loader:
         degrees: bool = False,
         edge_index: bool = False,
         edge_ids: bool = False,
+        clusters_per_batch: int | None = None,
         cache: Literal["expected"] | None = "expected",
         lookahead: Literal["auto", "windows", "packs"] | None = "auto",
         prefetch: int = 2,
@@ -190,13 +195,18 @@ class Loader:
         self._degrees, self._edge_index = degrees, edge_index
         self._ledger, self._source = dataset.ledger, dataset.features
         self._seeds = Seeds(dataset, split)
-        self._new_sampler = functools.partial(
-            NeighborSampler,
-            dataset.graph,
-            self.fanouts,
-            degrees=degrees,
-            edge_ids=edge_ids or edge_index,
+        carried = {"degrees": degrees, "edge_ids": edge_ids or edge_index}
+        self._clusters: Clusters | None = None
+        self._new_sampler: Callable[[], NeighborSampler | ClusterSampler] = functools.partial(
+            NeighborSampler, dataset.graph, self.fanouts, **carried
         )
+        if clusters_per_batch is not None:
+            offsets = Partition(dataset).offsets
+            seeds_of_parts = self._seeds.count_in_ranges(offsets)
+            self._clusters = Clusters(offsets, seeds_of_parts, clusters_per_batch)
+            self._new_sampler = functools.partial(
+                ClusterSampler, dataset.graph, self._clusters, len(self.fanouts), **carried
+            )
         self._sampler = self._new_sampler()
         self._features: FeatureCache | None = None
         self._strategy = _ONE_BY_ONE
@@ -206,6 +216,8 @@ class Loader:
 
     def __len__(self) -> int:
         """Batches of an epoch."""
+        if self._clusters is not None:
+            return len(self._clusters)
         whole, rest = divmod(self._seeds.count, self.batch_size)
         return whole + (rest > 0 and not self.drop_last)
 
@@ -260,6 +272,14 @@ class Loader:
             keep_rows=self.cache is not None,
             kinds=_KINDS[self.lookahead],
         )
+        if self._clusters is not None:  # each row is wanted once an epoch, with its neighbours
+            demands = dataclasses.replace(
+                demands,
+                seeds=EveryNode(self.dataset.num_nodes),
+                fanouts=(),
+                batch_size=self._clusters.num_nodes,
+                kinds=("rows",),
+            )
         arranged = arrange(self.dataset, demands)
         if arranged.keep_seeds:
             self._seeds.keep(self._ledger)
@@ -303,6 +323,8 @@ class Loader:
 
     def _positions(self, key: Key) -> NDArray[np.int64]:
         """Places of a step's seeds in the split."""
+        if self._clusters is not None:
+            return self._clusters.positions(key)
         first = key.step * self.batch_size
         positions = np.arange(first, min(first + self.batch_size, self._seeds.count))
         if self.shuffle:

@@ -20,7 +20,9 @@ from gnnx.partition.multilevel import Abandoned, multilevel_parts, require_kamin
 from gnnx.partition.problem import WEIGHTS, Problem
 from gnnx.partition.relabel import Relabeller
 from gnnx.partition.stream import StreamSearch
+from gnnx.partition.transpose import write_transpose
 from gnnx.random import Key
+from gnnx.store.manifest import edges_folder
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -141,7 +143,9 @@ def partition(  # noqa: PLR0913 - each argument is an option of the verb
             out, overwrite=overwrite, ledger=opened.ledger, origin=origin
         ) as writer:
             arrays = opened.manifest.arrays.values()
-            writer.require(sum(entry.num_bytes for entry in arrays) + 4 * num_nodes)
+            transpose = 8 * (num_nodes + opened.num_edges) if num_parts > 1 else 0
+            size = sum(entry.num_bytes for entry in arrays)
+            writer.require(size + transpose + 4 * num_nodes)
             part = opened.ledger.empty(num_nodes, np.int32, Tier.HOST, "partition")
 
             def assign() -> tuple[Method, dict[str, Any], list[str]]:
@@ -169,6 +173,9 @@ def partition(  # noqa: PLR0913 - each argument is an option of the verb
                     f"{out}: cut {quality.cut} counted before, {found[0]} after relabelling",
                     "This is a defect of gnnx: please report it.",
                 )
+            if num_parts > 1:
+                edges = edges_folder(opened.edge_types[0])
+                writer.stage("transpose", lambda: write_transpose(opened, edges, writer, progress))
             counts = {"parts": num_parts, "cut": quality.cut, "halo": sum(quality.halo)}
             writer.report({**opened.manifest.report, **counts})
     return PartitionReport(method, quality, notes)

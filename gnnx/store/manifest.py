@@ -266,6 +266,8 @@ class Manifest:
                 if f"{folder}/{array}" not in self.arrays:
                     raise DataError(f"{folder}/{array}: missing", "Write it.")
                 expected[f"{folder}/{array}"] = (size,)
+            expected[f"{folder}/out_indptr"] = (self.nodes[edge_type[0]].count + 1,)
+            expected |= {f"{folder}/{array}": (count,) for array in ("out_indices", "out_edges")}
         for name, shape in expected.items():
             entry = self.arrays.get(name)
             if entry is not None and entry.shape[:1] != shape:

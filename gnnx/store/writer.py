@@ -396,6 +396,10 @@ class DatasetWriter:
             self._writers[name] = ArrayWriter(path, shape, dtype, self._ledger)
         return self._writers[name]
 
+    def finished(self, name: str) -> tuple[Path, ArrayEntry]:
+        """File and entry of an array of a stage that has ended, to read it."""
+        return self.partial / f"{name}.npy", self._journal.arrays()[name]
+
     def interim(self, name: str, shape: tuple[int, ...], dtype: str) -> ArrayWriter:
         """Begin an array that later stages read with `read_interim`; the dataset has it not."""
         return self.array(f"{_INTERIM}/{name}", shape, dtype)

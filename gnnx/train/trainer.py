@@ -51,6 +51,8 @@ class Trainer:
         Neighbours drawn a node, the seeds' hop first; -1 is all.
     batch_size
         Seeds a step.
+    clusters_per_batch
+        Parts a step in place of drawn neighbours, as of `Loader`.
     lr
         Learning rate.
     weight_decay
@@ -89,6 +91,7 @@ class Trainer:
         *,
         fanouts: Sequence[int],
         batch_size: int = 1024,
+        clusters_per_batch: int | None = None,
         lr: float = 0.01,
         weight_decay: float = 5e-4,
         optimizer: Literal["adamw", "adam"]
@@ -138,6 +141,7 @@ class Trainer:
             batch_size,
             seed=seed,
             degrees=needs_degrees(model),
+            clusters_per_batch=clusters_per_batch,
             device=self.device,
         )
         self.optimizer = make_optimizer(optimizer, model, lr, weight_decay)
@@ -148,6 +152,7 @@ class Trainer:
             "seed": seed,
             "batch_size": batch_size,
             "fanouts": list(fanouts),
+            "clusters_per_batch": clusters_per_batch,
             "lr": lr,
             "weight_decay": weight_decay,
             "optimizer": optimizer if isinstance(optimizer, str) else "own",
