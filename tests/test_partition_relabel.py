@@ -267,7 +267,7 @@ def key_arrays(keys):
     }
 
 
-@settings(max_examples=40)
+@settings(max_examples=15)
 @given(keys=named(), num_parts=st.integers(1, 2), seed=st.integers(0, 9))
 def test_keys_go_with_their_nodes(tmp_path_factory, keys, num_parts, seed):
     folder = tmp_path_factory.mktemp("keys")
