@@ -22,6 +22,7 @@ from gnnx.cli import app
 from gnnx.errors import DataError, ResourceError, UsageError
 from gnnx.memory import Ledger, Tier
 from gnnx.partition import Partition, partition
+from gnnx.prepare import prepare
 from gnnx.store import verify
 
 NUM_NODES = 500
@@ -97,6 +98,20 @@ def check_halos(dataset, num_parts):
         assert halo.tolist() == sorted(halos[p])
 
 
+def check_transpose(dataset, num_parts):
+    parts = Partition(dataset)
+    if num_parts == 1:
+        with pytest.raises(DataError, match=r"out_indptr\.npy: not in the dataset"):
+            _ = parts.transpose
+        return
+    csr = [read(dataset, f"edges/node-edge-node/{name}") for name in ("indptr", "indices")]
+    expected = oracles.transpose(*csr, dataset.num_nodes)
+    rows = list(parts.transpose.iter_rows())
+    assert np.diff(expected[0]).tolist() == [n for row in rows for n in np.diff(row.indptr)]
+    assert expected[1].tolist() == [node for row in rows for node in row.indices]
+    assert expected[2].tolist() == parts.edges(0, dataset.num_edges).tolist()
+
+
 @pytest.mark.parametrize("order", ["readers", "id"])
 @pytest.mark.parametrize(("num_parts", "method"), [(1, "stream"), (6, "stream"), (500, "random")])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.uint8], ids=str)
@@ -107,6 +122,7 @@ def test_the_graph_is_the_same_but_for_the_ids(tmp_path, num_parts, method, orde
     assert verify(tmp_path / "parts") == []
     with gnnx.open(path) as old, gnnx.open(tmp_path / "parts") as new:
         check_same_graph(old, new)
+        check_transpose(new, num_parts)
         check_halos(new, num_parts)
         assert new.num_classes == old.num_classes
         counts = {"parts": num_parts, "cut": report.quality.cut, "halo": sum(report.quality.halo)}
@@ -136,6 +152,7 @@ def test_small_graphs_keep_their_edges(
     partition(path, folder / "parts", num_parts=num_parts, method="random", seed=seed)
     with gnnx.open(path) as old, gnnx.open(folder / "parts") as new:
         check_same_graph(old, new)
+        check_transpose(new, num_parts)
         check_halos(new, num_parts)
 
 
@@ -186,6 +203,7 @@ def test_parts_of_parts_know_the_first_ids(tmp_path):
     partition(tmp_path / "once", tmp_path / "twice", num_parts=4, method="stream")
     with gnnx.open(path) as old, gnnx.open(tmp_path / "twice") as new:
         check_same_graph(old, new)
+        check_transpose(new, 4)
         check_halos(new, 4)
 
 
@@ -218,6 +236,68 @@ def test_offsets_that_are_no_ranges_are_refused(tmp_path):
     path = write_dataset(tmp_path / "graph", num_nodes=5, parts=np.array([0, 3, 2, 5]))
     with gnnx.open(path) as dataset, pytest.raises(DataError, match=r"parts\.npy: not ranges of 5"):
         Partition(dataset)
+
+
+@st.composite
+def named(draw):
+    """Keys of a few nodes, as text or numbers, in ascending order or with an order beside them."""
+    kind = st.text(max_size=4) if draw(st.booleans()) else st.integers(-(2**62), 2**62)
+    keys = draw(st.lists(kind, min_size=2, max_size=20, unique=True))
+    if draw(st.booleans()):
+        keys.sort(key=lambda key: key.encode() if isinstance(key, str) else key)
+    return keys
+
+
+def key_arrays(keys):
+    def comparable(i):
+        return keys[i].encode() if isinstance(keys[i], str) else keys[i]
+
+    order = sorted(range(len(keys)), key=comparable)
+    arrays = {} if order == sorted(order) else {"key_order": np.array(order)}
+    if not isinstance(keys[0], str):
+        return {**arrays, "key": np.array(keys)}
+    texts = [key.encode() for key in keys]
+    ends = np.cumsum([0, *map(len, texts)])
+    return {
+        **arrays,
+        "key_offsets": ends,
+        "key_bytes": np.frombuffer(b"".join(texts), np.uint8).copy(),
+        "class_offsets": np.array([0, 1, 3]),
+        "class_bytes": np.frombuffer(b"abb", np.uint8).copy(),
+    }
+
+
+@settings(max_examples=15)
+@given(keys=named(), num_parts=st.integers(1, 2), seed=st.integers(0, 9))
+def test_keys_go_with_their_nodes(tmp_path_factory, keys, num_parts, seed):
+    folder = tmp_path_factory.mktemp("keys")
+    path = write_dataset(folder / "graph", num_nodes=len(keys), **key_arrays(keys))
+    partition(path, folder / "parts", num_parts=num_parts, method="random", seed=seed)
+    assert verify(folder / "parts") == []
+    with gnnx.open(folder / "parts", memory="8MiB") as dataset:
+        ids = np.load(folder / "parts/nodes/node/id.npy")
+        found = dataset.keys.of(np.arange(len(keys)))
+        assert list(found) == [keys[i] for i in ids]
+        assert dataset.keys.ids(keys).tolist() == [ids.tolist().index(i) for i in range(len(keys))]
+        assert dataset.class_names == (["a", "bb"] if isinstance(keys[0], str) else None)
+
+
+def test_keys_come_back_from_parts_h44(tmp_path):
+    """ODD6 with business keys in three parts: each key has the row that it had."""
+    text = "".join(f"{src},{dst}\n" for src, dst in ["ab", "bc", "ca", "ca", "ee"])
+    (tmp_path / "e.csv").write_text("src,dst\n" + text)
+    (tmp_path / "n.csv").write_text(
+        "name,x\n" + "".join(f"{k},{i}\n" for i, k in enumerate("abcdef"))
+    )
+    (tmp_path / "odd6.toml").write_text(
+        '[nodes]\nfiles = ["n.csv"]\nkey = "name"\nfeatures = ["x"]\n[edges]\nfiles = ["e.csv"]\n'
+    )
+    prepare(tmp_path / "odd6.toml", tmp_path / "graph")
+    partition(tmp_path / "graph", tmp_path / "parts", num_parts=3, method="stream")
+    with gnnx.open(tmp_path / "parts") as dataset:
+        keys = dataset.keys.of(np.arange(6))
+        x = dataset.features.read(np.arange(6))[:, 0].tolist()
+        assert dict(zip(keys, x, strict=True)) == {k: i for i, k in enumerate("abcdef")}
 
 
 def test_an_array_of_unknown_rows_is_refused(tmp_path):

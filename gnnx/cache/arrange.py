@@ -123,7 +123,7 @@ def _most_rows(demands: Demands) -> float:
 def batch_bytes(num_rows: float, fanouts: Sequence[int]) -> int:
     """HOST bytes of a batch in preparation that has so many rows."""
     rows = math.ceil(num_rows)
-    edges = _PIECE_EDGES if -1 in fanouts else rows * max(fanouts)
+    edges = _PIECE_EDGES if -1 in fanouts else rows * max(fanouts, default=0)
     return _ROW_BYTES * rows + _EDGE_BYTES * min(edges, _PIECE_EDGES)
 
 

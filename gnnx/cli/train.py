@@ -55,6 +55,14 @@ def train(
         str,
         typer.Option(metavar="N,N,…", help="Neighbours drawn a node, seeds' hop first; -1: all."),
     ] = "15,10",
+    sampler: Annotated[
+        Literal["neighbor", "cluster"],
+        typer.Option(help="Draw neighbours of seeds, or take whole parts (gnnx partition)."),
+    ] = "neighbor",
+    clusters_per_batch: Annotated[
+        int | None,
+        typer.Option(min=1, metavar="N", show_default="1, of cluster", help="Parts of a batch."),
+    ] = None,
     layers: Annotated[
         int | None,
         typer.Option(min=1, metavar="N", show_default="one a fanout", help="Number of layers."),
@@ -125,6 +133,11 @@ def train(
         key = "num_bases" if name == "bases" else name
         if value is not None and key not in own.get(model, {}):
             raise UsageError(f"--{name} {value} has no meaning for {model}", f"Leave --{name} out.")
+    if clusters_per_batch is not None and sampler != "cluster":
+        raise UsageError(
+            f"--clusters-per-batch {clusters_per_batch} has no meaning without parts",
+            "Give --sampler cluster, or leave it out.",
+        )
     if resume and checkpoint is None:
         raise UsageError("--resume has nothing to go on from", "Give --checkpoint DIR as well.")
     if checkpoint_every is not None and checkpoint is None:
@@ -147,6 +160,7 @@ def train(
         options: dict[str, Any] = {
             "fanouts": hops,
             "batch_size": batch_size,
+            "clusters_per_batch": (clusters_per_batch or 1) if sampler == "cluster" else None,
             "lr": lr,
             "weight_decay": weight_decay,
             "optimizer": optimizer,

@@ -23,11 +23,12 @@ from gnnx import ops, threads
 from gnnx.cache import Demands, Lookahead, Strategy, WindowCounts, arrange
 from gnnx.errors import BudgetError, GnnxError, RunError, UsageError
 from gnnx.graph import MiniBatch
-from gnnx.loader.seeds import Seeds
+from gnnx.loader.seeds import EveryNode, Seeds
 from gnnx.loader.union import edge_union
 from gnnx.memory import Tier
+from gnnx.partition import Partition
 from gnnx.random import Key, permute
-from gnnx.sample import NeighborSampler
+from gnnx.sample import Clusters, ClusterSampler, NeighborSampler
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -109,7 +110,7 @@ class Loader:
     fanouts
         Neighbours drawn of every node, the seeds' layer first; -1 is all.
     batch_size
-        B; the last batch of an epoch may be smaller.
+        B; the last batch of an epoch may be smaller. `clusters_per_batch` makes it of no account.
     split
         ``"train"``, ``"val"``, ``"test"``, or distinct node ids.
     seed
@@ -124,6 +125,9 @@ class Loader:
         Batches carry `MiniBatch.edge_index`; blocks then carry `Block.e_id` as well.
     edge_ids
         Blocks carry `Block.e_id`.
+    clusters_per_batch
+        Make batches of so many parts of the dataset and all edges among their nodes, as
+        `ClusterSampler` does; `fanouts` then say by their length how many layers there are.
     cache
         ``"expected"``, or None to read every row from the disk, a batch at a time.
     lookahead
@@ -165,6 +169,7 @@ class Loader:
         degrees: bool = False,
         edge_index: bool = False,
         edge_ids: bool = False,
+        clusters_per_batch: int | None = None,
         cache: Literal["expected"] | None = "expected",
         lookahead: Literal["auto", "windows", "packs"] | None = "auto",
         prefetch: int = 2,
@@ -190,6 +195,7 @@ class Loader:
         self._ledger = dataset.ledger
         ops.keep_results_within(dataset.ledger)
         self._seeds = Seeds(dataset, split)
+        self._clusters = self._clusters_of(clusters_per_batch)
         self._new_sampler = self._sampler_of(edge_ids or edge_index)
         self._sampler = self._new_sampler()
         self._features: Any = None
@@ -200,6 +206,8 @@ class Loader:
 
     def __len__(self) -> int:
         """Batches of an epoch."""
+        if self._clusters is not None:
+            return len(self._clusters)
         whole, rest = divmod(self._seeds.count, self.batch_size)
         return whole + (rest > 0 and not self.drop_last)
 
@@ -237,13 +245,17 @@ class Loader:
         """Open features and edges; what makes a sampler."""
         graph = self.dataset.graph  # first: of a typed data set it tells what to do
         self._source = self.dataset.features
-        return functools.partial(
-            NeighborSampler,
-            graph,
-            self.fanouts,
-            degrees=self._degrees,
-            edge_ids=edge_ids,
-        )
+        carried = {"degrees": self._degrees, "edge_ids": edge_ids}
+        if self._clusters is not None:
+            num_layers = len(self.fanouts)
+            return functools.partial(ClusterSampler, graph, self._clusters, num_layers, **carried)
+        return functools.partial(NeighborSampler, graph, self.fanouts, **carried)
+
+    def _clusters_of(self, clusters_per_batch: int | None) -> Clusters | None:
+        if clusters_per_batch is None:
+            return None
+        offsets = Partition(self.dataset).offsets
+        return Clusters(offsets, self._seeds.count_in_ranges(offsets), clusters_per_batch)
 
     @contextlib.contextmanager
     def released(self) -> Iterator[None]:
@@ -267,6 +279,14 @@ class Loader:
             keep_rows=self.cache is not None,
             kinds=_KINDS[self.lookahead],
         )
+        if self._clusters is not None:  # each row is wanted once an epoch, with its neighbours
+            demands = dataclasses.replace(
+                demands,
+                seeds=EveryNode(self.dataset.num_nodes),
+                fanouts=(),
+                batch_size=self._clusters.num_nodes,
+                kinds=("rows",),
+            )
         arranged = arrange(self.dataset, demands)
         if arranged.keep_seeds:
             self._seeds.keep(self._ledger)
@@ -313,6 +333,8 @@ class Loader:
 
     def _positions(self, key: Key) -> NDArray[np.int64]:
         """Places of a step's seeds in the split."""
+        if self._clusters is not None:
+            return self._clusters.positions(key)
         first = key.step * self.batch_size
         positions = np.arange(first, min(first + self.batch_size, self._seeds.count))
         if self.shuffle:

@@ -9,7 +9,7 @@ import torch
 
 from gnnx.errors import UsageError
 from gnnx.memory import Tier
-from gnnx.store import Pending
+from gnnx.store import FeatureStore, Pending
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -19,6 +19,37 @@ if TYPE_CHECKING:
 
 Split = Literal["train", "val", "test"]
 _SPLITS = ("train", "val", "test")
+_PIECE = 1 << 16  # seeds that are looked at together
+
+
+class EveryNode(FeatureStore):
+    """All nodes as seeds, without a list of them: row i is i."""
+
+    row_shape, dtype, row_bytes = (), torch.int64, 8
+
+    def __init__(self, num_nodes: int) -> None:
+        self._num_nodes = num_nodes
+
+    @property
+    def num_rows(self) -> int:
+        """N."""
+        return self._num_nodes
+
+    def fetch(
+        self,
+        rows: NDArray[np.int64],
+        out: torch.Tensor | None = None,
+        slots: NDArray[np.int64] | None = None,
+    ) -> Pending:
+        """Give the ids of rows, as of any `FeatureStore`."""
+        ids = torch.from_numpy(rows)
+        if out is None and slots is None:
+            return Pending(ids)
+        places = np.arange(len(rows)) if slots is None else slots
+        if out is None:
+            out = torch.zeros(int(places.max(initial=-1)) + 1, dtype=torch.int64)
+        out[torch.from_numpy(places)] = ids
+        return Pending(out)
 
 
 class Seeds:
@@ -67,6 +98,35 @@ class Seeds:
             shape = (self.count, *self._labels.row_shape)
             labels = ledger.tensor(shape, self._labels.dtype, Tier.HOST, "seeds")
             self._kept_labels = self._labels.read(self.source, labels)
+
+    def count_in_ranges(self, offsets: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Count the seeds of each range of nodes.
+
+        Parameters
+        ----------
+        offsets
+            (P + 1,) int64. Range p is the nodes offsets[p] to offsets[p + 1].
+
+        Returns
+        -------
+        ndarray
+            (P,) int64.
+
+        Raises
+        ------
+        UsageError
+            The seeds do not ascend, so that those of a range are not side by side.
+        """
+        counts, last = np.zeros(len(offsets) - 1, np.int64), -1
+        for begin in range(0, self.count, _PIECE):
+            ids = self.ids(np.arange(begin, min(begin + _PIECE, self.count)))
+            if (np.diff(ids, prepend=last) <= 0).any():
+                raise UsageError(
+                    "seeds that do not ascend cannot be taken part by part", "Sort the seeds."
+                )
+            counts += np.diff(np.searchsorted(ids, offsets))
+            last = int(ids[-1])
+        return counts
 
     def ids(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
         """Ids at positions."""

@@ -498,3 +498,56 @@ def count_values(part: Any, sizes: Any) -> None:
     """Count the nodes of each part."""
     for v in range(part.shape[0]):
         sizes[part[v]] += 1
+
+
+@kernel
+def lengths_of(offsets: Any, ids: Any, ends: Any) -> Any:
+    """Fill in where the texts of nodes end, one after another; returns the end of the last."""
+    at = 0
+    for i in range(ids.shape[0]):
+        at += offsets[ids[i] + 1] - offsets[ids[i]]
+        ends[i] = at
+    return at
+
+
+@kernel
+def copy_texts(offsets: Any, text: Any, ids: Any, out: Any) -> None:
+    """Copy the texts of nodes, one after another."""
+    at = 0
+    for i in range(ids.shape[0]):
+        for j in range(offsets[ids[i]], offsets[ids[i] + 1]):
+            out[at] = text[j]
+            at += 1
+
+
+@kernel
+def count_range(indices: Any, begin: Any, length: Any) -> None:
+    """Count the edges of each source from `begin` on."""
+    for edge in range(indices.shape[0]):
+        source = np.int64(indices[edge]) - begin
+        if 0 <= source < length.shape[0]:
+            length[source] += 1
+
+
+@kernel
+def scatter_range(first: Any, indptr: Any, indices: Any, first_edge: Any, begin: Any, cursor: Any,
+                  readers: Any, edges: Any) -> None:  # fmt: skip
+    """Put the row and the position of each edge where its source's cursor is, and advance that."""
+    for row in range(indptr.shape[0] - 1):
+        for edge in range(indptr[row], indptr[row + 1]):
+            source = np.int64(indices[edge]) - begin
+            if 0 <= source < cursor.shape[0]:
+                readers[cursor[source]] = first + row
+                edges[cursor[source]] = first_edge + edge
+                cursor[source] += 1
+
+
+@kernel
+def end_of_range(ends: Any, begin: Any, row_bytes: Any, entry_bytes: Any, capacity: Any) -> Any:
+    """End of the longest range of rows, from `begin` on, that fits; at least one row."""
+    end = begin + 1
+    while end < ends.shape[0] - 1 and (
+        (end + 1 - begin) * row_bytes + (ends[end + 1] - ends[begin]) * entry_bytes <= capacity
+    ):
+        end += 1
+    return end

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import numpy as np
 
-from gnnx import store
-from gnnx.errors import RunError, UsageError
+from gnnx import __version__, store
+from gnnx.errors import DataError, RunError, UsageError
 from gnnx.memory import Tier
 from gnnx.partition import _kernels
 from gnnx.partition.measure import Quality, measure
@@ -20,7 +20,9 @@ from gnnx.partition.multilevel import Abandoned, multilevel_parts, require_kamin
 from gnnx.partition.problem import WEIGHTS, Problem
 from gnnx.partition.relabel import Relabeller
 from gnnx.partition.stream import StreamSearch
+from gnnx.partition.transpose import write_transpose
 from gnnx.random import Key
+from gnnx.store.manifest import edges_folder
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -134,26 +136,56 @@ def partition(  # noqa: PLR0913 - each argument is an option of the verb
         problem = Problem(
             opened.graph, num_parts, tuple(balance), imbalance, opened.split("train"), progress
         )
-        with store.DatasetWriter(out, overwrite=overwrite, ledger=opened.ledger) as writer:
+        origin = f"{__version__} {opened.fingerprint} " + " ".join(
+            map(str, (num_parts, method, order, *balance, imbalance, seed, time_limit_s))
+        )
+        with store.DatasetWriter(
+            out, overwrite=overwrite, ledger=opened.ledger, origin=origin
+        ) as writer:
+            arrays = opened.manifest.arrays.values()
+            transpose = 8 * (num_nodes + opened.num_edges) if num_parts > 1 else 0
+            size = sum(entry.num_bytes for entry in arrays)
+            writer.require(size + transpose + 4 * num_nodes)
             part = opened.ledger.empty(num_nodes, np.int32, Tier.HOST, "partition")
-            options = (writer.partial, seed, time_limit_s)
-            method, quality = _assign(problem, part, method, options, notes)
-            if quality.cut_share > _MUCH_CUT and method != "random":
-                _tell(
-                    notes,
-                    f"{100 * quality.cut_share:.0f} % of the edges join two parts: "
-                    "this graph hardly falls into parts",
+
+            def assign() -> tuple[Method, dict[str, Any], list[str]]:
+                _refuse_damage(opened, progress)
+                method_used, quality = _assign(
+                    problem, part, method, (writer.partial, seed, time_limit_s), notes
                 )
+                if quality.cut_share > _MUCH_CUT and method_used != "random":
+                    _tell(
+                        notes,
+                        f"{100 * quality.cut_share:.0f} % of the edges join two parts: "
+                        "this graph hardly falls into parts",
+                    )
+                writer.interim("part", (num_nodes,), "int32").append(part)
+                return method_used, dataclasses.asdict(quality), notes
+
+            method, counts, notes = writer.stage("parts", assign)
+            quality = Quality(**counts)
+            writer.read_interim("part", part)
             relabeller = Relabeller(opened, part, quality.nodes, order, progress)
-            relabeller.write(writer)
-            if (relabeller.cut, relabeller.halo) != (quality.cut, quality.halo):
+            writer.stage("nodes", lambda: relabeller.write_nodes(writer))
+            found = writer.stage("edges", lambda: relabeller.write_graph(writer))
+            if found != (quality.cut, quality.halo):
                 raise RunError(
-                    f"{out}: cut {quality.cut} counted before, {relabeller.cut} after relabelling",
+                    f"{out}: cut {quality.cut} counted before, {found[0]} after relabelling",
                     "This is a defect of gnnx: please report it.",
                 )
+            if num_parts > 1:
+                edges = edges_folder(opened.edge_types[0])
+                writer.stage("transpose", lambda: write_transpose(opened, edges, writer, progress))
             counts = {"parts": num_parts, "cut": quality.cut, "halo": sum(quality.halo)}
             writer.report({**opened.manifest.report, **counts})
     return PartitionReport(method, quality, notes)
+
+
+def _refuse_damage(dataset: store.Dataset, progress: Progress | None) -> None:
+    """Hold all pages against their checksums: damage would get new ones, and ids lead anywhere."""
+    problems = store.verify(dataset.path, progress=progress)
+    if problems:
+        raise DataError(str(problems[0]), "Restore the file, or prepare the dataset again.")
 
 
 def _assign(

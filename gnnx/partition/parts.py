@@ -5,12 +5,16 @@ Letters: N nodes, P parts, H nodes of a halo.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import functools
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from gnnx.errors import DataError, UsageError
 from gnnx.memory import Tier
+from gnnx.partition.transpose import TRANSPOSE
+from gnnx.store import DiskFeatures, GraphStore
+from gnnx.store.manifest import ArrayEntry
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -114,6 +118,48 @@ class Partition:
         ids = self._dataset.ledger.empty(end - begin, np.int64, Tier.HOST, "partition")
         np.copyto(ids, self._dataset.array(f"{self._edges}/halo").read_range(begin, end).numpy())
         return ids
+
+    @functools.cached_property
+    def transpose(self) -> GraphStore:
+        """The same edges by source: row u lists the nodes that read u, ascending.
+
+        Returns
+        -------
+        GraphStore
+            Read as the dataset's own graph is.
+
+        Raises
+        ------
+        DataError
+            The dataset has no parts, and so not this order.
+        """
+        indptr, indices = (self._dataset.array(f"{self._edges}/{name}") for name in TRANSPOSE[:2])
+        no_loops = DiskFeatures(
+            self._dataset.path, ArrayEntry((0,), "int64", 0), self._dataset.io, self._dataset.ledger
+        )
+        return GraphStore(indptr, indices, no_loops, self._dataset.io, self._dataset.ledger)
+
+    def edges(self, begin: int, end: int) -> NDArray[Any]:
+        """Where edges of the transpose are in the order by destination.
+
+        Parameters
+        ----------
+        begin
+            A position in the transpose.
+        end
+            The position after the last one.
+
+        Returns
+        -------
+        ndarray
+            (end - begin,) int32 or int64, from the dataset's ledger (HOST).
+
+        Raises
+        ------
+        DataError
+            As of `transpose`, or a position is outside.
+        """
+        return self._dataset.array(f"{self._edges}/{TRANSPOSE[2]}").read_range(begin, end).numpy()
 
     def part_of(self, nodes: NDArray[np.int64]) -> NDArray[np.int64]:
         """Part of each node.

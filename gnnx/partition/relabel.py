@@ -15,6 +15,8 @@ from gnnx.errors import UsageError
 from gnnx.memory import Tier
 from gnnx.partition import _kernels
 from gnnx.partition.problem import pieces_of
+from gnnx.partition.transpose import TRANSPOSE
+from gnnx.store.manifest import HEADER_BYTES, disk_dtype
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -28,8 +30,10 @@ Order: TypeAlias = Literal["readers", "id"]
 """Of the nodes of a part: those that most rows read first, or as they were."""
 
 _SPLITS = ("train", "val", "test")
+_TEXTS, _CLASSES = ("key_offsets", "key_bytes"), ("class_offsets", "class_bytes")
 _EDGE_BYTES, _ROW_BYTES = 48, 64  # of a piece of the graph: positions, sorted and not, and sources
 _LEAST, _MOST = 1 << 6, 1 << 26  # rows or edges of a piece
+_KEY_BYTES = 64  # of a key: a guess, the longer ones take more of the half of HOST that is spare
 _IDS = 1 << 12  # that are listed at a time
 _GRAIN = 1 << 12  # rows
 _DIGIT = 11
@@ -54,13 +58,6 @@ class Relabeller:
     progress
         Called with (stage, done, total).
 
-    Attributes
-    ----------
-    cut : int
-        Edges between two parts, after `write`.
-    halo : list of int
-        Nodes of other parts that each part reads, after `write`.
-
     Raises
     ------
     UsageError
@@ -82,13 +79,13 @@ class Relabeller:
         self._nodes = f"nodes/{self._node_type}"
         self._edges = "edges/" + "-".join(self._edge_type)
         self._check_arrays()
-        self.cut, self.halo = 0, [0] * len(num_nodes)
+        self._num_parts = len(num_nodes)
         self._order, self._rank = self._sorted(part, order)
         self._bits = self._empty(-(-dataset.num_nodes // 8), np.uint8)
         self._bits[:] = 0
 
-    def write(self, writer: DatasetWriter) -> None:
-        """Write all arrays; those of the order are `id`, `parts`, `halo` and `halo_offsets`.
+    def write_nodes(self, writer: DatasetWriter) -> None:
+        """Write all arrays of the nodes; those of the order are `id` and `parts`.
 
         Parameters
         ----------
@@ -97,36 +94,87 @@ class Relabeller:
 
         Raises
         ------
-        BudgetError
-            The largest row of the graph does not fit the memory.
         ResourceError
             The disk is full.
         """
         num_nodes = self._dataset.num_nodes
         writer.nodes(self._node_type, num_nodes, num_classes=self._dataset.num_classes)
-        writer.edges(self._edge_type, self._dataset.num_edges)
         names = self._dataset.manifest.arrays
-        for name in ("x", "y", "id"):
+        for name in ("x", "y", "id", "key"):
             if f"{self._nodes}/{name}" in names:
                 self._write_rows(writer, name)
+        self._write_keys(writer)
         if f"{self._nodes}/id" not in names:
             original = writer.array(f"{self._nodes}/id", (num_nodes,), "int64")
             for begin, end in self._pieces(num_nodes, 8):
                 original.append(self._old_ids(begin, end))
             original.finish()
         self._write_offsets(writer, f"{self._nodes}/parts", self._offsets)
-        for name in (*(f"{self._nodes}/{split}" for split in _SPLITS), f"{self._edges}/loops"):
-            if name in names:
-                for ids in pieces_of(self._dataset.array(name)):
-                    _kernels.set_new_bits(ids, self._rank, self._bits)
-                ids_out = writer.array(name, names[name].shape, "int64")
-                self._append_marked(ids_out, np.int64)
-                ids_out.finish()
-        self._write_graph(writer)
+        for split in _SPLITS:
+            self._write_ids(writer, f"{self._nodes}/{split}")
+
+    def _write_keys(self, writer: DatasetWriter) -> None:
+        """Write what the input called the nodes and the classes, from files that are mapped."""
+        if f"{self._nodes}/{_TEXTS[0]}" in self._dataset.manifest.arrays:
+            offsets, text = (self._mapped(name) for name in _TEXTS)
+            ends = writer.array(f"{self._nodes}/{_TEXTS[0]}", offsets.shape, "int64")
+            out = writer.array(f"{self._nodes}/{_TEXTS[1]}", text.shape, "uint8")
+            ends.append(np.zeros(1, np.int64))
+            for begin, end in self._pieces(len(offsets) - 1, _KEY_BYTES):
+                ids = self._order[begin:end]
+                last = self._empty(len(ids), np.int64)
+                size = _kernels.lengths_of(offsets, ids, last)
+                piece = self._empty(size, np.uint8)
+                _kernels.copy_texts(offsets, text, ids, piece)
+                ends.append(np.add(last, out.num_rows, out=last))
+                out.append(piece)
+            ends.finish()
+            out.finish()
+        if self._has_keys:
+            order = writer.array(f"{self._nodes}/key_order", (self._dataset.num_nodes,), "int64")
+            before = self._mapped("key_order")
+            for begin, end in self._pieces(self._dataset.num_nodes, 8):
+                ids = self._empty(end - begin, np.int64)
+                # without that array keys ascend with the ids
+                np.copyto(ids, self._rank[before[begin:end] if len(before) else slice(begin, end)])
+                order.append(ids)
+            order.finish()
+        for name in _CLASSES:
+            values = self._mapped(name)
+            if len(values):
+                out = writer.array(f"{self._nodes}/{name}", values.shape, values.dtype.name)
+                out.append(np.array(values))
+                out.finish()
+
+    @property
+    def _has_keys(self) -> bool:
+        names = {f"{self._nodes}/key", f"{self._nodes}/{_TEXTS[0]}"}
+        return not names.isdisjoint(self._dataset.manifest.arrays)
+
+    def _mapped(self, name: str) -> NDArray[Any]:
+        """Array of the nodes; an absent one is empty."""
+        path = f"{self._nodes}/{name}"
+        entry = self._dataset.manifest.arrays.get(path)
+        if entry is None or entry.num_bytes == 0:
+            return np.zeros(0, np.int64 if entry is None else disk_dtype(entry.dtype))
+        file = self._dataset.path / f"{path}.npy"
+        return np.memmap(file, disk_dtype(entry.dtype), "r", HEADER_BYTES, entry.shape)
+
+    def _write_ids(self, writer: DatasetWriter, name: str) -> None:
+        """Write the new ids of a list of nodes, ascending, where the dataset has it."""
+        entry = self._dataset.manifest.arrays.get(name)
+        if entry is None:
+            return
+        for ids in pieces_of(self._dataset.array(name)):
+            _kernels.set_new_bits(ids, self._rank, self._bits)
+        out = writer.array(name, entry.shape, "int64")
+        self._append_marked(out, np.int64)
+        out.finish()
 
     def _check_arrays(self) -> None:
-        known = {f"{self._nodes}/{name}" for name in ("x", "y", "id", "parts", *_SPLITS)}
-        graph = ("indptr", "indices", "loops", "halo", "halo_offsets")
+        of_nodes = ("x", "y", "id", "parts", "key", *_TEXTS, "key_order", *_SPLITS, *_CLASSES)
+        known = {f"{self._nodes}/{name}" for name in of_nodes}
+        graph = ("indptr", "indices", "loops", "halo", "halo_offsets", *TRANSPOSE)
         known |= {f"{self._edges}/{name}" for name in graph}
         for name in self._dataset.manifest.arrays:
             if name not in known:
@@ -174,7 +222,7 @@ class Relabeller:
             for shift in range(0, int(readers.max(initial=0)).bit_length(), _DIGIT):
                 _kernels.sort_by_digit(readers, shift, True, source, target)
                 source, target = target, source
-        for shift in range(0, len(self.halo).bit_length(), _DIGIT):
+        for shift in range(0, self._num_parts.bit_length(), _DIGIT):
             _kernels.sort_by_digit(part, shift, False, source, target)
             source, target = target, source
         _kernels.invert(source, target)
@@ -193,28 +241,52 @@ class Relabeller:
             del found
         out.finish()
 
-    def _write_graph(self, writer: DatasetWriter) -> None:
-        """Gather the rows of the graph, part by part, with the halos of the parts."""
+    def write_graph(self, writer: DatasetWriter) -> tuple[int, list[int]]:
+        """Write the rows of the graph, part by part, with the halos of the parts.
+
+        Parameters
+        ----------
+        writer
+            Of the new dataset.
+
+        Returns
+        -------
+        cut : int
+            Edges between two parts.
+        halo : list of int
+            Nodes of other parts that each part reads.
+
+        Raises
+        ------
+        BudgetError
+            The largest row of the graph does not fit the memory.
+        ResourceError
+            The disk is full.
+        """
+        writer.edges(self._edge_type, self._dataset.num_edges)
+        self._write_ids(writer, f"{self._edges}/loops")
         graph, num_edges = self._graph, self._graph.num_edges
         index = graph.index_dtype
         indptr = writer.array(f"{self._edges}/indptr", (graph.num_nodes + 1,), "int64")
         indices = writer.array(f"{self._edges}/indices", (num_edges,), index.name)
         halo = writer.array(f"{self._edges}/halo", (None,), index.name)
         indptr.append(np.zeros(1, np.int64))
-        done = 0
-        for p in range(len(self.halo)):
+        done = cut = 0
+        sizes = []
+        for p in range(self._num_parts):
             begin, end = int(self._offsets[p]), int(self._offsets[p + 1])
             for ends, sources in self._rows(begin, end):
-                self.cut += int(_kernels.mark_outside(sources, begin, end, self._bits))
+                cut += int(_kernels.mark_outside(sources, begin, end, self._bits))
                 indptr.append(np.add(ends, done, out=ends))
                 indices.append(sources)
                 done += len(sources)
                 self._tell("moving edges", done, num_edges)
                 del ends, sources
-            self.halo[p] = self._append_marked(halo, index)
+            sizes.append(self._append_marked(halo, index))
         for each in (indptr, indices, halo):
             each.finish()
-        self._write_offsets(writer, f"{self._edges}/halo_offsets", np.cumsum([0, *self.halo]))
+        self._write_offsets(writer, f"{self._edges}/halo_offsets", np.cumsum([0, *sizes]))
+        return cut, sizes
 
     @staticmethod
     def _write_offsets(writer: DatasetWriter, name: str, offsets: NDArray[np.int64]) -> None:

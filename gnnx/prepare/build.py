@@ -6,6 +6,7 @@ Letters: N nodes.
 from __future__ import annotations
 
 import dataclasses
+import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -13,18 +14,20 @@ import numpy as np
 
 from gnnx.errors import DataError, UsageError
 from gnnx.interop import InMemoryGraph
-from gnnx.memory import Budget, Ledger
+from gnnx.memory import Budget, Ledger, Tier
 from gnnx.prepare.arrays import Workspace
 from gnnx.prepare.csr import CsrBuilder, EdgeRules
 from gnnx.prepare.inputs import Inputs
 from gnnx.prepare.keyed import renumber
-from gnnx.prepare.nodes import Labels, write_features, write_labels
+from gnnx.prepare.nodes import Labels, stored_dtype, write_features, write_labels
+from gnnx.prepare.origin import origin_of
 from gnnx.prepare.recipe import Options, Recipe
 from gnnx.prepare.report import Report
 from gnnx.prepare.sources import Reader
 from gnnx.prepare.splits import NAMES, Shares, Splits
 from gnnx.prepare.text import TextFormat
 from gnnx.store import DatasetWriter
+from gnnx.store.manifest import disk_dtype
 
 if TYPE_CHECKING:
     from gnnx.prepare.edges import EdgeStream, Layout
@@ -152,6 +155,7 @@ def prepare(  # noqa: PLR0913 - each argument is an option of the verb
     ResourceError
         Memory or disk space does not suffice, or another process writes `out`.
     """
+    origin = origin_of(locals())
     out = Path(out)
     source = source if isinstance(source, InMemoryGraph) else Path(source)
     given = Options(undirected, self_loops, duplicates, split, nonfinite, unlabeled, seed)
@@ -164,17 +168,12 @@ def prepare(  # noqa: PLR0913 - each argument is an option of the verb
     ledger = Ledger(Budget.parse(memory))
     report = Report()
     with (
-        DatasetWriter(out, overwrite=overwrite, ledger=ledger) as writer,
+        DatasetWriter(out, overwrite=overwrite, ledger=ledger, origin=origin) as writer,
         Workspace(out.absolute().parent, ledger) as workspace,
     ):
         reader = Reader(workspace, form, progress, drop_lines=bad_lines == "drop")
         inputs = Inputs(reader, workspace, pickles=pickles, progress=progress)
-        if isinstance(source, InMemoryGraph):
-            found = inputs.in_memory(source)
-        elif recipe is not None:
-            found = inputs.recipe(recipe, source.absolute().parent if root is None else Path(root))
-        else:
-            found = inputs.open(source, layout, split if by_name else None)
+        found = _opened(inputs, source, recipe, root, layout, split if by_name else None)
         if features is not None:
             found.features = reader.rows(Path(features), np.float32)
         if labels is not None:
@@ -190,12 +189,27 @@ def prepare(  # noqa: PLR0913 - each argument is an option of the verb
         report.notes += found.notes
         edges = _loaded_edges(found, report.num_nodes)
         _tell_dropped(found, report)
-        if found.features is not None:
-            write_features(found.features, writer, workspace, options.nonfinite, report, progress)
-        known = None if found.labels is None else Labels(found.labels, workspace)
-        _write_nodes(found, known, shares, options, workspace, writer, report)
         rules = EdgeRules(options.undirected, options.self_loops, options.duplicates)
-        CsrBuilder(edges, report.num_nodes, rules, workspace, progress).write(writer, report)
+        writer.require(_least_bytes(found, edges, rules, report.num_nodes, ledger))
+
+        def write_rows() -> dict[str, Any]:
+            if found.features is not None:
+                write_features(
+                    found.features, writer, workspace, options.nonfinite, report, progress
+                )
+            return dataclasses.asdict(report)
+
+        def write_nodes() -> dict[str, Any]:
+            known = None if found.labels is None else Labels(found.labels, workspace)
+            _write_nodes(found, known, shares, options, workspace, writer, report)
+            return dataclasses.asdict(report)
+
+        def write_edges() -> dict[str, Any]:
+            CsrBuilder(edges, report.num_nodes, rules, workspace, progress).write(writer, report)
+            return dataclasses.asdict(report)
+
+        for stage, work in ("features", write_rows), ("nodes", write_nodes), ("edges", write_edges):
+            vars(report).update(writer.stage(stage, work))
         report.judge(found.edges.where, duplicates_kept=options.duplicates == "keep", strict=strict)
         writer.report(report.counts())
     return report
@@ -214,6 +228,21 @@ def _tell_dropped(found: Source, report: Report) -> None:
 
 def _recipe(source: Path | InMemoryGraph) -> Recipe | None:
     return Recipe.load(source) if isinstance(source, Path) and source.suffix == ".toml" else None
+
+
+def _opened(
+    inputs: Inputs,
+    source: Path | InMemoryGraph,
+    recipe: Recipe | None,
+    root: Path | str | None,
+    layout: Layout | None,
+    split_name: str | None,
+) -> Source:
+    if isinstance(source, InMemoryGraph):
+        return inputs.in_memory(source)
+    if recipe is not None:
+        return inputs.recipe(recipe, source.absolute().parent if root is None else Path(root))
+    return inputs.open(source, layout, split_name)
 
 
 def _names_a_split(source: Path | InMemoryGraph, split: str | None) -> bool:
@@ -287,6 +316,29 @@ def _loaded_edges(found: Source, num_nodes: int) -> EdgeStream:
             "Fetch the files again.",
         )
     return edges
+
+
+def _least_bytes(
+    found: Source, edges: EdgeStream, rules: EdgeRules, num_nodes: int, ledger: Ledger
+) -> int:
+    """Bytes on the disk that are surely needed: arrays, and edges sorted there where HOST is small.
+
+    Splits, and reverse edges and loops that may have to be added, come on top.
+    """
+    size = 8 * (num_nodes + 1)
+    if found.features is not None:
+        width = math.prod(found.features.shape[1:])
+        size += num_nodes * width * disk_dtype(stored_dtype(found.features)).itemsize
+    if found.labels is not None:
+        size += 8 * num_nodes
+    size += sum(math.prod(each.shape) * each.dtype.itemsize for each in found.arrays.values())
+    id_bytes = 4 if num_nodes <= 2**31 else 8
+    if rules.self_loops != "drop" and rules.duplicates != "drop":
+        size += edges.num_edges * id_bytes
+    limit = ledger.budget.limit(Tier.HOST)
+    if limit is not None and edges.num_edges * id_bytes > limit:
+        size += 2 * edges.num_edges * id_bytes
+    return size
 
 
 def _check(options: dict[str, Any]) -> None:

@@ -84,13 +84,7 @@ def write_features(
     DataError
         A type that is no number, or a value that is not finite.
     """
-    name = "void16" if rows.dtype == np.dtype("V2") else rows.dtype.newbyteorder("=").name
-    if name not in _STORED or len(rows.shape) not in {1, 2}:
-        raise DataError(
-            f"{rows.where}: features of {rows.dtype} and shape {rows.shape}",
-            "Give a matrix (N, F) of numbers.",
-        )
-    dtype = _STORED[name]
+    name, dtype = _native_name(rows), stored_dtype(rows)
     width = rows.shape[1] if len(rows.shape) == 2 else 1
     report.num_features, report.feature_dtype = width, dtype
     if name not in {dtype, "void16"}:
@@ -117,6 +111,37 @@ def write_features(
         report.examples["nonfinite"] = check.places()
     if report.nonfinite and nonfinite == "refuse":
         raise check.error()
+
+
+def stored_dtype(rows: Rows) -> str:
+    """Logical dtype in which features are stored.
+
+    Parameters
+    ----------
+    rows
+        (N, F) or (N,).
+
+    Returns
+    -------
+    str
+        Such as ``"float32"``.
+
+    Raises
+    ------
+    DataError
+        They are no matrix of numbers.
+    """
+    name = _native_name(rows)
+    if name not in _STORED or len(rows.shape) not in {1, 2}:
+        raise DataError(
+            f"{rows.where}: features of {rows.dtype} and shape {rows.shape}",
+            "Give a matrix (N, F) of numbers.",
+        )
+    return _STORED[name]
+
+
+def _native_name(rows: Rows) -> str:
+    return "void16" if rows.dtype == np.dtype("V2") else rows.dtype.newbyteorder("=").name
 
 
 class _FiniteCheck:

@@ -14,6 +14,7 @@ from gnnx.errors import DataError, UsageError
 from gnnx.prepare.arrays import check_plain
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
 _NONE = (None,) * 4
@@ -164,6 +165,18 @@ class Recipe:
         except UsageError as error:
             raise UsageError(f"{path.name}: {error.cause}", error.remedy) from None
         return recipe
+
+    def texts(self) -> list[str]:
+        """All texts in it, in order: its paths and globs are among them."""
+        return list(_texts(dataclasses.astuple(self)))
+
+
+def _texts(value: Any) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, tuple | list):
+        for part in value:
+            yield from _texts(part)
 
 
 def _parsed(kind: type[Any], document: dict[str, Any], path: str) -> Any:

@@ -1,6 +1,14 @@
 """Samplers: the blocks of a batch as a pure function of graph, seeds and key."""
 
+from gnnx.sample.cluster import Clusters, ClusterSampler
 from gnnx.sample.hetero import HeteroSampler, fanouts_by_type
 from gnnx.sample.neighbor import NeighborSampler, Sampler
 
-__all__ = ["HeteroSampler", "NeighborSampler", "Sampler", "fanouts_by_type"]
+__all__ = [
+    "ClusterSampler",
+    "Clusters",
+    "HeteroSampler",
+    "NeighborSampler",
+    "Sampler",
+    "fanouts_by_type",
+]

@@ -139,3 +139,98 @@ def rebuild(slots: Any, seen: Any, count: Any) -> None:
         while slots[at] >= 0:
             at = at + 1 if at + 1 < slots.shape[0] else 0
         slots[at] = i
+
+
+@kernel
+def draw_all(state: Any, draws: Any) -> None:
+    """Draw 64 bits for each of 0, 1, 2, …."""
+    for i in range(draws.shape[0]):
+        draws[i] = mix(state ^ mix(np.uint64(i + 1) * np.uint64(GAMMA)))
+
+
+@inlined
+def _place(node: Any, begin: Any, end: Any, base: Any) -> Any:
+    """Place of a node among those of ascending ranges, -1 where it is in none."""
+    low, high = 0, begin.shape[0]
+    while low < high:
+        middle = (low + high) // 2
+        if begin[middle] <= node:
+            low = middle + 1
+        else:
+            high = middle
+    if low == 0 or node >= end[low - 1]:
+        return -1
+    return base[low - 1] + node - begin[low - 1]
+
+
+@kernel
+def number_ranges(seeds: Any, begin: Any, end: Any, base: Any, number: Any, nodes: Any) -> Any:
+    """Give numbers to the nodes of ascending ranges: the seeds first, then the others, ascending.
+
+    `number` (S,) gets the number of the node at each place, `nodes` (S,) the node of each number.
+    Returns the first seed that is in no range or has come before, or -1.
+    """
+    number[:] = -1
+    for i in range(seeds.shape[0]):
+        place = _place(seeds[i], begin, end, base)
+        if place < 0 or number[place] >= 0:
+            return i
+        number[place] = i
+        nodes[i] = seeds[i]
+    count, place = seeds.shape[0], 0
+    for j in range(begin.shape[0]):
+        for node in range(begin[j], end[j]):
+            if number[place] < 0:
+                number[place] = count
+                nodes[count] = node
+                count += 1
+            place += 1
+    return -1
+
+
+@kernel
+def keep_inside(
+    indptr: Any,
+    indices: Any,
+    first_edge: Any,
+    first_place: Any,
+    begin: Any,
+    end: Any,
+    base: Any,
+    number: Any,
+    at: Any,
+    sources: Any,
+    positions: Any,
+    degree: Any,
+    kept: Any,
+) -> Any:
+    """Append the numbers of the sources of rows that are in the ranges, from `at` on.
+
+    The rows stand at `first_place` and on; `degree` and `kept` get the edges of each number's row,
+    all and those kept. `positions` gets their places in the graph, where it is not empty. Returns
+    the end.
+    """
+    for row in range(indptr.shape[0] - 1):
+        before = at
+        for edge in range(indptr[row], indptr[row + 1]):
+            place = _place(np.int64(indices[edge]), begin, end, base)
+            if place >= 0:
+                sources[at] = number[place]
+                if positions.shape[0] > 0:
+                    positions[at] = first_edge + edge
+                at += 1
+        mine = number[first_place + row]
+        degree[mine] = indptr[row + 1] - indptr[row]
+        kept[mine] = at - before
+    return at
+
+
+@kernel
+def order_rows(number: Any, indptr: Any, values: Any, out: Any) -> None:
+    """Copy the rows of a CSR from the order of places to that of numbers, which `indptr` is of."""
+    at = 0
+    for place in range(number.shape[0]):
+        mine = number[place]
+        for i in range(indptr[mine], indptr[mine + 1]):
+            out[i] = values[at]
+            at += 1

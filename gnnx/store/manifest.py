@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 FORMAT, VERSION = "gnnx", 1
 MANIFEST = "manifest.json"
+JOURNAL = "journal.json"  # of a dataset that is being written
 HEADER_BYTES = 4096  # direct I/O reads whole blocks, so data begin at one
 PAGE_BYTES = 64 << 20  # unit of checksums
 _DISK_DTYPES = {
@@ -264,6 +265,8 @@ class Manifest:
                 if f"{folder}/{array}" not in self.arrays:
                     raise DataError(f"{folder}/{array}: missing", "Write it.")
                 expected[f"{folder}/{array}"] = (size,)
+            expected[f"{folder}/out_indptr"] = (self.nodes[edge_type[0]].count + 1,)
+            expected |= {f"{folder}/{array}": (count,) for array in ("out_indices", "out_edges")}
         for name, shape in expected.items():
             entry = self.arrays.get(name)
             if entry is not None and entry.shape[:1] != shape:
@@ -275,11 +278,24 @@ class Manifest:
 
 def _missing(folder: Path) -> DataError:
     """Tell why a folder has no manifest."""
-    if folder.name and folder.with_name(f".{folder.name}.partial").exists():
-        return DataError(f"{folder}: its preparation has not ended", "Prepare it again.")
+    partial = folder.with_name(f".{folder.name}.partial") if folder.name else folder
+    if folder.name and partial.exists():
+        done = ", ".join(_stages_done(partial)) or "none"
+        return DataError(
+            f"{folder}: incomplete: its preparation has not ended; stages done: {done}",
+            "Give the same command again: it goes on from there.",
+        )
     if not folder.exists():
         return DataError(f"{folder}: no such folder", "Give the folder of a dataset.")
     return DataError(f"{folder}: not a gnnx dataset: no {MANIFEST}", "Prepare it first.")
+
+
+def _stages_done(partial: Path) -> list[str]:
+    """Names of the stages that have ended in a folder that is being written."""
+    try:
+        return list(json.loads((partial / JOURNAL).read_text(encoding="utf-8"))["stages"])
+    except (OSError, ValueError, TypeError, KeyError):  # none has, or the journal is damaged
+        return []
 
 
 def _canonical(document: dict[str, Any]) -> bytes:

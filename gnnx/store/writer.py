@@ -6,9 +6,11 @@ Letters: N nodes, E edges, F feature width.
 from __future__ import annotations
 
 import array
+import contextlib
 import ctypes
 import errno
 import fcntl
+import logging
 import os
 import shutil
 import zlib
@@ -17,8 +19,10 @@ from typing import TYPE_CHECKING, Any, Self
 
 from gnnx.errors import GnnxError, ResourceError, RunError, UsageError
 from gnnx.memory import Tier
+from gnnx.store.journal import Journal, Stage
 from gnnx.store.manifest import (
     HEADER_BYTES,
+    JOURNAL,
     MANIFEST,
     PAGE_BYTES,
     ArrayEntry,
@@ -29,16 +33,19 @@ from gnnx.store.manifest import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
     from numpy.typing import NDArray
 
     from gnnx.graph import EdgeType
     from gnnx.memory import Ledger
 
+_log = logging.getLogger("gnnx")
 _libc = ctypes.CDLL(None, use_errno=True)
 _START, _FINISH = 2, 7  # sync_file_range: begin to write; wait, write, wait
 _LARGEST_WINDOW, _SMALLEST_WINDOW = 8 << 20, 256 << 10
+_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+_INTERIM = "interim"  # folder of arrays that only later stages read
 
 
 class ArrayWriter:
@@ -156,11 +163,12 @@ class ArrayWriter:
         sums = b"".join(crc.to_bytes(4, "little") for crc in self._crcs)
         shape = (self.num_rows, *(size for size in self._shape[1:] if size is not None))
         entry = ArrayEntry(shape, self._logical, zlib.crc32(sums))
-        write_all(self._fd, memoryview(entry.header()), 0, self.path)
-        os.fsync(self._fd)
-        os.posix_fadvise(self._fd, 0, 0, os.POSIX_FADV_DONTNEED)
-        self.close()
-        _write_file(self.path.with_suffix(".crc"), sums)
+        with _writing(self.path):
+            write_all(self._fd, memoryview(entry.header()), 0, self.path)
+            os.fsync(self._fd)
+            os.posix_fadvise(self._fd, 0, 0, os.POSIX_FADV_DONTNEED)
+            self.close()
+            _write_file(self.path.with_suffix(".crc"), sums)
         self._entry = entry
         return entry
 
@@ -177,7 +185,8 @@ class DatasetWriter:
 
     Everything goes to the folder ``.<name>.partial`` beside `out` and gets its name when it is
     complete. Whoever holds the lock file ``.<name>.lock`` may write; the lock dies with its
-    process, and what a dead process left is removed.
+    process. What a dead process left is gone on with after its last whole `stage` where it has the
+    same origin, else it is removed. A run that lacks room or memory leaves its whole stages, too.
 
     Parameters
     ----------
@@ -187,16 +196,26 @@ class DatasetWriter:
         Replace a dataset that is there already, when the new one is complete.
     ledger
         Charged for bytes on their way to the disk.
+    origin
+        Text that stands for all that the dataset depends on: its inputs and options. None: what is
+        left is never gone on with.
 
     Raises
     ------
     UsageError
         `out` exists, or is not a dataset that could be replaced.
     ResourceError
-        Another process is writing it, or the disk is full.
+        Another process is writing it, the disk is full, or nothing may be written there.
     """
 
-    def __init__(self, out: Path | str, *, overwrite: bool = False, ledger: Ledger) -> None:
+    def __init__(
+        self,
+        out: Path | str,
+        *,
+        overwrite: bool = False,
+        ledger: Ledger,
+        origin: str | None = None,
+    ) -> None:
         self.out = Path(out)
         if not self.out.name:
             raise UsageError(f"{str(out)!r} is no name for a new folder", "Give a name.")
@@ -205,38 +224,53 @@ class DatasetWriter:
         self._overwrite, self._ledger = overwrite, ledger
         self._lock: _Lock | None = None
         self._writers: dict[str, ArrayWriter] = {}
-        self._nodes: dict[str, NodeType] = {}
-        self._edges: dict[EdgeType, int] = {}
-        self._report: dict[str, int] = {}
+        self._journal = Journal(origin)
+        self._stage = Stage()  # what has been made since the last stage that ended
 
     def __enter__(self) -> Self:
-        self.out.parent.mkdir(parents=True, exist_ok=True)
-        self._lock = _Lock(self.out.with_name(f".{self.out.name}.lock"), self.out)
+        with _writing(self.out.parent):
+            self.out.parent.mkdir(parents=True, exist_ok=True)
+            self._lock = _Lock(self.out.with_name(f".{self.out.name}.lock"), self.out)
         try:
-            if self._old.exists():  # a process died between the two renames of `commit`
-                if self.out.exists():
-                    shutil.rmtree(self._old)
-                else:
-                    self._old.rename(self.out)
-            self._check_out()
-            shutil.rmtree(self.partial, ignore_errors=True)
-            self.partial.mkdir()
+            with _writing(self.partial):
+                if self._old.exists():  # a process died between the two renames of `commit`
+                    if self.out.exists():
+                        shutil.rmtree(self._old)
+                    else:
+                        self._old.rename(self.out)
+                self._check_out()
+                self.partial.mkdir(exist_ok=True)
+                self._journal = Journal.found(self.partial, self._journal.origin)
         except BaseException:
             self._lock.release()
             raise
         return self
 
-    def __exit__(self, kind: object, *_exc: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_exc: object) -> None:
         try:
             if kind is None:
                 self.commit()
+        except ResourceError:
+            kind = ResourceError
+            raise
         finally:
             for writer in self._writers.values():
                 writer.close()
             if self._lock is not None:
-                shutil.rmtree(self.partial, ignore_errors=True)
+                if kind is not None and issubclass(kind, ResourceError) and self._is_worth_keeping:
+                    Journal.found(self.partial, self._journal.origin)  # half-written arrays go
+                    done = ", ".join(self._journal.stages)
+                    _log.warning(
+                        "%s is kept: the next run need not do %s again", self.partial, done
+                    )
+                else:
+                    shutil.rmtree(self.partial, ignore_errors=True)
                 self._lock.release()
                 self._lock = None
+
+    @property
+    def _is_worth_keeping(self) -> bool:
+        return self._journal.origin is not None and len(self._journal.stages) > 0
 
     def _check_out(self) -> None:
         if not os.path.lexists(self.out) or (self.out.is_dir() and not any(self.out.iterdir())):
@@ -250,17 +284,78 @@ class DatasetWriter:
 
     def nodes(self, name: str, count: int, *, num_classes: int = 0) -> None:
         """Declare a node type: N nodes, with labels of so many classes."""
-        self._nodes[check_name(name)] = NodeType(count, num_classes)
+        self._stage.nodes[check_name(name)] = NodeType(count, num_classes)
 
     def edges(self, edge_type: EdgeType, count: int) -> None:
         """Declare an edge type, (source type, relation, destination type), with E edges."""
         for name in edge_type:
             check_name(name)
-        self._edges[edge_type] = count
+        self._stage.edges[edge_type] = count
 
     def report(self, counts: Mapping[str, int]) -> None:
         """Add counts to the manifest that a user may want to see, such as of dropped edges."""
-        self._report.update(counts)
+        self._stage.report.update(counts)
+
+    def require(self, num_bytes: int) -> None:
+        """Refuse to begin where the disk lacks the room for a dataset.
+
+        Parameters
+        ----------
+        num_bytes
+            Of all arrays and scratch files that are going to be written; those of stages that have
+            ended count as there.
+
+        Raises
+        ------
+        ResourceError
+            The disk has not that much room.
+        """
+        num_bytes -= sum(entry.num_bytes for entry in self._journal.arrays().values())
+        free = shutil.disk_usage(self.partial).free
+        if num_bytes > free:
+            raise ResourceError(
+                f"{self.out}: {num_bytes} bytes to write, {free} free",
+                "Free some space, or write elsewhere.",
+            )
+
+    def stage(self, name: str, work: Callable[[], Any]) -> Any:
+        """Do a part of the work that is not done again when a run is interrupted after it.
+
+        Parameters
+        ----------
+        name
+            Of the stage.
+        work
+            Writes whole arrays; returns plain Python values.
+
+        Returns
+        -------
+        object
+            What `work` returned, now or in an earlier run of the same origin.
+
+        Raises
+        ------
+        ResourceError
+            The disk is full.
+        """
+        if name not in self._journal.stages:
+            outcome = work()
+            self._end_stage(name, outcome)
+        return self._journal.stages[name].outcome
+
+    def _end_stage(self, name: str, outcome: Any) -> None:
+        stage, self._stage = self._stage, Stage()
+        known = self._journal.arrays()
+        stage.outcome = outcome
+        stage.arrays = {n: w.finish() for n, w in self._writers.items() if n not in known}
+        self._journal.stages[name] = stage
+        if self._journal.origin is not None:
+            with _writing(self.partial):
+                _sync_folders(self.partial)
+                fresh = self.partial / f"{JOURNAL}.new"
+                _write_file(fresh, self._journal.dump().encode())
+                fresh.rename(self.partial / JOURNAL)
+                _sync_folder(self.partial)
 
     def array(self, name: str, shape: tuple[int | None, ...], dtype: str) -> ArrayWriter:
         """Begin an array.
@@ -286,7 +381,7 @@ class DatasetWriter:
         ResourceError
             The disk has not that much room.
         """
-        if name in self._writers:
+        if name in self._writers or name in self._journal.arrays():
             raise UsageError(f"{name} is written twice", "Begin each array once.")
         path = self.partial / f"{check_name(name)}.npy"
         entry = ArrayEntry(tuple(size or 0 for size in shape), dtype, 0)
@@ -296,9 +391,43 @@ class DatasetWriter:
                 f"{self.out / name}.npy: {entry.num_bytes} bytes to write, {free} free",
                 "Free some space, or write elsewhere.",
             )
-        path.parent.mkdir(parents=True, exist_ok=True)
-        self._writers[name] = ArrayWriter(path, shape, dtype, self._ledger)
+        with _writing(path):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._writers[name] = ArrayWriter(path, shape, dtype, self._ledger)
         return self._writers[name]
+
+    def finished(self, name: str) -> tuple[Path, ArrayEntry]:
+        """File and entry of an array of a stage that has ended, to read it."""
+        return self.partial / f"{name}.npy", self._journal.arrays()[name]
+
+    def interim(self, name: str, shape: tuple[int, ...], dtype: str) -> ArrayWriter:
+        """Begin an array that later stages read with `read_interim`; the dataset has it not."""
+        return self.array(f"{_INTERIM}/{name}", shape, dtype)
+
+    def read_interim(self, name: str, out: NDArray[Any]) -> None:
+        """Read an array of a stage that has ended.
+
+        Parameters
+        ----------
+        name
+            As of `interim`.
+        out
+            Contiguous, of its shape and dtype. Overwritten.
+
+        Raises
+        ------
+        RunError
+            The file is damaged.
+        """
+        path = self.partial / f"{_INTERIM}/{name}.npy"
+        rest = memoryview(out).cast("B")  # type: ignore[arg-type]
+        with path.open("rb", buffering=0) as file:
+            file.seek(HEADER_BYTES)
+            while rest:
+                count = file.readinto(rest)
+                if not count:
+                    raise RunError(f"{path}: {len(rest)} bytes are missing", f"Remove {path}.")
+                rest = rest[count:]
 
     def commit(self) -> None:
         """Complete the dataset on disk and give it its name; a second call does nothing.
@@ -312,12 +441,25 @@ class DatasetWriter:
         """
         if not self.partial.exists():
             return
-        arrays = {name: writer.finish() for name, writer in self._writers.items()}
-        manifest = Manifest(self._nodes, self._edges, arrays, self._report)
+        done = [*self._journal.stages.values(), self._stage]
+        arrays = self._journal.arrays()
+        arrays |= {name: w.finish() for name, w in self._writers.items() if name not in arrays}
+        manifest = Manifest(
+            nodes={name: kind for stage in done for name, kind in stage.nodes.items()},
+            edges={name: count for stage in done for name, count in stage.edges.items()},
+            arrays={n: entry for n, entry in arrays.items() if not n.startswith(f"{_INTERIM}/")},
+            report={name: count for stage in done for name, count in stage.report.items()},
+        )
         manifest.check()
-        _write_file(self.partial / MANIFEST, manifest.dump().encode())
-        for folder, _, _ in os.walk(self.partial, topdown=False):
-            _sync_folder(Path(folder))
+        with _writing(self.partial):
+            _write_file(self.partial / MANIFEST, manifest.dump().encode())
+            if (self.partial / _INTERIM).exists():
+                shutil.rmtree(self.partial / _INTERIM)
+            (self.partial / JOURNAL).unlink(missing_ok=True)
+            _sync_folders(self.partial)
+            self._rename()
+
+    def _rename(self) -> None:
         if self.out.exists():
             self.out.rename(self._old)
         self.partial.rename(self.out)
@@ -387,9 +529,25 @@ def write_all(fd: int, data: memoryview, at: int, path: Path) -> None:
         data, at = data[written:], at + written
 
 
+@contextlib.contextmanager
+def _writing(path: Path) -> Iterator[None]:
+    """Tell what the system refuses while something is written."""
+    try:
+        yield
+    except OSError as error:
+        where = Path(error.filename) if isinstance(error.filename, str) else path
+        if error.errno in _FULL:
+            remedy = "Free some space, or write elsewhere."
+        elif error.errno in {errno.EROFS, errno.EACCES, errno.EPERM}:
+            remedy = "Give a folder that may be written."
+        else:
+            raise RunError(f"{where}: {error.strerror}", "Check the disk.") from error
+        raise ResourceError(f"{where}: {error.strerror}", remedy) from error
+
+
 def _write_error(error: OSError, path: Path, size: int, at: int) -> GnnxError:
     cause = f"{path}: {error.strerror} writing {size} bytes at byte {at}"
-    if error.errno in {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}:
+    if error.errno in _FULL:
         return ResourceError(cause, "Free some space, or write elsewhere.")
     return RunError(cause, "Check the disk.")
 
@@ -401,6 +559,11 @@ def _write_file(path: Path, data: bytes) -> None:
         os.fsync(fd)
     finally:
         os.close(fd)
+
+
+def _sync_folders(path: Path) -> None:
+    for folder, _, _ in os.walk(path, topdown=False):
+        _sync_folder(Path(folder))
 
 
 def _sync_folder(path: Path) -> None:

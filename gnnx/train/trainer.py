@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import functools
 import math
 import time
 from collections.abc import Mapping
@@ -55,6 +54,8 @@ class Trainer:
         by edge type, as of `gnnx.HeteroSampler`.
     batch_size
         Seeds a step.
+    clusters_per_batch
+        Parts a step in place of drawn neighbours, as of `Loader`.
     lr
         Learning rate.
     weight_decay
@@ -93,6 +94,7 @@ class Trainer:
         *,
         fanouts: Sequence[int] | Mapping[EdgeType, Sequence[int]],
         batch_size: int = 1024,
+        clusters_per_batch: int | None = None,
         lr: float = 0.01,
         weight_decay: float = 5e-4,
         optimizer: Literal["adamw", "adam"]
@@ -137,8 +139,7 @@ class Trainer:
         self.checkpoint_every = checkpoint_every
         self.base_rss_bytes = base_rss_bytes(model, dataset)
         self.model.to(self.device)
-        make = HeteroLoader if dataset.is_typed else _plain_loader(needs_degrees(model))
-        self.loader: Any = make(dataset, fanouts, batch_size, seed=seed, device=self.device)
+        self.loader = self._make_loader(fanouts, batch_size, clusters_per_batch)
         self.optimizer = make_optimizer(optimizer, model, lr, weight_decay)
         self.loss = loss or cross_entropy(class_weights, dataset, self.device)
         self._settings = {
@@ -147,12 +148,40 @@ class Trainer:
             "seed": seed,
             "batch_size": batch_size,
             "fanouts": fanouts if isinstance(fanouts, Mapping) else list(fanouts),
+            "clusters_per_batch": clusters_per_batch,
             "lr": lr,
             "weight_decay": weight_decay,
             "optimizer": optimizer if isinstance(optimizer, str) else "own",
             "schedule": schedule if isinstance(schedule, str) else "own",
             "autocast": str(autocast),
         }
+
+    def _make_loader(
+        self,
+        fanouts: Sequence[int] | Mapping[EdgeType, Sequence[int]],
+        batch_size: int,
+        clusters_per_batch: int | None,
+    ) -> Any:
+        options: dict[str, Any] = {"seed": self.seed, "device": self.device}
+        if self.dataset.is_typed:
+            if clusters_per_batch is not None:
+                raise UsageError(
+                    f"{clusters_per_batch} clusters a batch of a graph of several types",
+                    "Train on drawn neighbours: leave the clusters out.",
+                )
+            return HeteroLoader(self.dataset, fanouts, batch_size, **options)
+        if isinstance(fanouts, Mapping):
+            raise UsageError(
+                "fanouts by edge type, of a graph that has one", "Give one list of fanouts."
+            )
+        return Loader(
+            self.dataset,
+            fanouts,
+            batch_size,
+            degrees=needs_degrees(self.model),
+            clusters_per_batch=clusters_per_batch,
+            **options,
+        )
 
     def fit(
         self, epochs: int, *, resume: bool = False, progress: Progress | None = None
@@ -377,10 +406,6 @@ class _Part:
         default_factory=lambda: dict.fromkeys(_LOADER_STATS, 0)
     )
     """Of the loader, by their names in `EpochReport`."""
-
-
-def _plain_loader(degrees: bool) -> Callable[..., Loader]:
-    return functools.partial(Loader, degrees=degrees)
 
 
 @dataclasses.dataclass(slots=True)
