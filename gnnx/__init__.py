@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from gnnx.cache import FeatureCache
     from gnnx.graph import Block, Graph, MiniBatch
     from gnnx.inference import infer
-    from gnnx.interop import from_networkx, from_pyg, from_scipy
+    from gnnx.interop import PyGConv, from_dgl, from_networkx, from_pyg, from_scipy, to_dgl
     from gnnx.loader import Loader
     from gnnx.memory import Budget, Ledger, Tier
     from gnnx.sample import NeighborSampler
@@ -33,9 +33,11 @@ __all__ = [
     "Loader",
     "MiniBatch",
     "NeighborSampler",
+    "PyGConv",
     "Tier",
     "Trainer",
     "evaluate",
+    "from_dgl",
     "from_networkx",
     "from_pyg",
     "from_scipy",
@@ -43,6 +45,7 @@ __all__ = [
     "nn",
     "open",
     "ops",
+    "to_dgl",
 ]
 
 # Where each public name lives; a name that is a module itself has no entry.
@@ -58,14 +61,17 @@ _HOMES = {
     "Loader": "gnnx.loader",
     "MiniBatch": "gnnx.graph",
     "NeighborSampler": "gnnx.sample",
+    "PyGConv": "gnnx.interop",
     "Tier": "gnnx.memory",
     "Trainer": "gnnx.train",
     "evaluate": "gnnx.train",
+    "from_dgl": "gnnx.interop",
     "from_networkx": "gnnx.interop",
     "from_pyg": "gnnx.interop",
     "from_scipy": "gnnx.interop",
     "infer": "gnnx.inference",
     "open": "gnnx.store",
+    "to_dgl": "gnnx.interop",
 }
 
 
