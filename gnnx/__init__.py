@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from gnnx.cache import FeatureCache
     from gnnx.graph import Block, Graph, HeteroBatch, HeteroBlock, MiniBatch
     from gnnx.inference import infer
-    from gnnx.interop import from_networkx, from_pyg, from_scipy
+    from gnnx.interop import PyGConv, from_dgl, from_networkx, from_pyg, from_scipy, to_dgl
     from gnnx.loader import HeteroLoader, Loader
     from gnnx.memory import Budget, Ledger, Tier
     from gnnx.sample import HeteroSampler, NeighborSampler
@@ -37,9 +37,11 @@ __all__ = [
     "Loader",
     "MiniBatch",
     "NeighborSampler",
+    "PyGConv",
     "Tier",
     "Trainer",
     "evaluate",
+    "from_dgl",
     "from_networkx",
     "from_pyg",
     "from_scipy",
@@ -47,6 +49,7 @@ __all__ = [
     "nn",
     "open",
     "ops",
+    "to_dgl",
 ]
 
 # Where each public name lives; a name that is a module itself has no entry.
@@ -66,14 +69,17 @@ _HOMES = {
     "Loader": "gnnx.loader",
     "MiniBatch": "gnnx.graph",
     "NeighborSampler": "gnnx.sample",
+    "PyGConv": "gnnx.interop",
     "Tier": "gnnx.memory",
     "Trainer": "gnnx.train",
     "evaluate": "gnnx.train",
+    "from_dgl": "gnnx.interop",
     "from_networkx": "gnnx.interop",
     "from_pyg": "gnnx.interop",
     "from_scipy": "gnnx.interop",
     "infer": "gnnx.inference",
     "open": "gnnx.store",
+    "to_dgl": "gnnx.interop",
 }
 
 
