@@ -20,9 +20,9 @@ import torch
 from gnnx import threads
 from gnnx.errors import BudgetError, DataError, RunError, UsageError
 from gnnx.memory import Tier
-from gnnx.nn import needs_degrees
+from gnnx.nn import needs_degrees, needs_edge_weight
 from gnnx.random import Key
-from gnnx.sample import NeighborSampler
+from gnnx.sample import EdgeValues, NeighborSampler, ValuedSampler
 from gnnx.store import ScratchRows
 
 if TYPE_CHECKING:
@@ -218,7 +218,11 @@ def _apply(
 ) -> _Outputs:
     """Run one layer for the rows of a mask; the next piece is read while one computes."""
     dtype = parameter_dtype(layer)
-    sampler = NeighborSampler(dataset.graph, [-1], degrees=needs_degrees(layer))
+    weighted = needs_edge_weight(layer)
+    plain = NeighborSampler(dataset.graph, [-1], degrees=needs_degrees(layer), edge_ids=weighted)
+    sampler: NeighborSampler | ValuedSampler = plain
+    if weighted:
+        sampler = ValuedSampler(plain, EdgeValues(dataset, weight=True, attr=False))
     pieces = _pieces(sampler, h, rows, device)
     ahead = threads.submit(next, pieces, None)
     try:
@@ -249,7 +253,10 @@ def parameter_dtype(module: nn.Module) -> torch.dtype:
 
 
 def _pieces(
-    sampler: NeighborSampler, h: FeatureStore, rows: NDArray[np.bool_], device: torch.device
+    sampler: NeighborSampler | ValuedSampler,
+    h: FeatureStore,
+    rows: NDArray[np.bool_],
+    device: torch.device,
 ) -> Iterator[_Piece]:
     """Cut the rows into pieces whose inputs fit; where the budget refuses one, pieces get smaller.
 
@@ -300,7 +307,11 @@ def _windows(rows: NDArray[np.bool_], most: int, ledger: Ledger) -> Iterator[NDA
 
 
 def _load(
-    sampler: NeighborSampler, h: FeatureStore, ids: NDArray[np.int64], ledger: Ledger, tier: Tier
+    sampler: NeighborSampler | ValuedSampler,
+    h: FeatureStore,
+    ids: NDArray[np.int64],
+    ledger: Ledger,
+    tier: Tier,
 ) -> _Piece:
     (block,) = sampler.sample(ids, Key(0))
     x = ledger.tensor((block.num_src, *h.row_shape), h.dtype, tier, "x")

@@ -31,6 +31,9 @@ if TYPE_CHECKING:
 def train(
     dataset: Annotated[Path, typer.Argument(metavar="DATASET", help="Folder of the dataset.")],
     model: Annotated[Literal["gcn", "sage"], typer.Option(help="Kind of network.")] = "gcn",
+    edge_weight: Annotated[
+        bool, typer.Option("--edge-weight", help="Use the weights of the edges; for gcn.")
+    ] = False,
     aggr: Annotated[
         Literal["mean", "max"] | None,
         typer.Option(show_default="mean, of sage", help="How sage joins neighbours."),
@@ -101,6 +104,8 @@ def train(
         )
     if aggr is not None and model != "sage":
         raise UsageError(f"--aggr {aggr} has no meaning for {model}", "Leave --aggr out.")
+    if edge_weight and model != "gcn":
+        raise UsageError(f"--edge-weight has no meaning for {model}", "Use --model gcn.")
     if resume and checkpoint is None:
         raise UsageError("--resume has nothing to go on from", "Give --checkpoint DIR as well.")
     if checkpoint_every is not None and checkpoint is None:
@@ -134,6 +139,8 @@ def train(
         }
         if model == "sage":
             config["aggr"] = aggr or "mean"
+        if edge_weight:
+            config["edge_weight"] = True
         options: dict[str, Any] = {
             "fanouts": hops,
             "batch_size": batch_size,

@@ -27,10 +27,10 @@ from gnnx.loader.seeds import Seeds
 from gnnx.loader.union import edge_union
 from gnnx.memory import Tier
 from gnnx.random import Key, permute
-from gnnx.sample import NeighborSampler
+from gnnx.sample import EdgeValues, NeighborSampler, ValuedSampler
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
     from concurrent.futures import Future
 
     from numpy.typing import NDArray
@@ -125,6 +125,10 @@ class Loader:
         Batches carry `MiniBatch.edge_index`; blocks then carry `Block.e_id` as well.
     edge_ids
         Blocks carry `Block.e_id`.
+    edge_weight
+        Blocks carry `Block.edge_weight`, and `Block.src_strength`.
+    edge_attr
+        Blocks carry `Block.edge_attr`.
     cache
         ``"expected"``, or None to read every row from the disk, a batch at a time.
     lookahead
@@ -166,6 +170,8 @@ class Loader:
         degrees: bool = False,
         edge_index: bool = False,
         edge_ids: bool = False,
+        edge_weight: bool = False,
+        edge_attr: bool = False,
         cache: Literal["expected"] | None = "expected",
         lookahead: Literal["auto", "windows", "packs"] | None = "auto",
         prefetch: int = 2,
@@ -190,13 +196,17 @@ class Loader:
         self._degrees, self._edge_index = degrees, edge_index
         self._ledger, self._source = dataset.ledger, dataset.features
         self._seeds = Seeds(dataset, split)
-        self._new_sampler = functools.partial(
+        plain = functools.partial(
             NeighborSampler,
             dataset.graph,
             self.fanouts,
             degrees=degrees,
-            edge_ids=edge_ids or edge_index,
+            edge_ids=edge_ids or edge_index or edge_weight or edge_attr,
         )
+        self._new_sampler: Callable[[], NeighborSampler | ValuedSampler] = plain
+        if edge_weight or edge_attr:
+            values = EdgeValues(dataset, weight=edge_weight, attr=edge_attr)
+            self._new_sampler = lambda: ValuedSampler(plain(), values)
         self._sampler = self._new_sampler()
         self._features: FeatureCache | None = None
         self._strategy = _ONE_BY_ONE

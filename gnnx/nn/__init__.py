@@ -6,7 +6,17 @@ Parameters are drawn from torch's default generator.
 """
 
 from gnnx.nn.conv import GCNConv, SAGEConv
-from gnnx.nn.models import GCN, MODELS, SAGE, ConvLayer, Dropout, Stack, build_model, needs_degrees
+from gnnx.nn.models import (
+    GCN,
+    MODELS,
+    SAGE,
+    ConvLayer,
+    Dropout,
+    Stack,
+    build_model,
+    needs_degrees,
+    needs_edge_weight,
+)
 
 __all__ = [
     "GCN",
@@ -19,4 +29,5 @@ __all__ = [
     "Stack",
     "build_model",
     "needs_degrees",
+    "needs_edge_weight",
 ]

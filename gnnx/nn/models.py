@@ -179,6 +179,8 @@ class GCN(Stack):
         At least 1.
     dropout
         Probability of an element to be zeroed in training, the input's included.
+    edge_weight
+        Whether to use the weights of the edges.
 
     Attributes
     ----------
@@ -193,9 +195,10 @@ class GCN(Stack):
         out_features: int,
         num_layers: int,
         dropout: float = 0.5,
+        edge_weight: bool = False,
     ) -> None:
         widths = _widths(in_features, hidden_features, out_features, num_layers)
-        convs = [GCNConv(*pair) for pair in itertools.pairwise(widths)]
+        convs = [GCNConv(*pair, edge_weight=edge_weight) for pair in itertools.pairwise(widths)]
         super().__init__(_with_relu_between(convs, dropout))
         self.config = {
             "model": "gcn",
@@ -204,6 +207,7 @@ class GCN(Stack):
             "out_features": out_features,
             "num_layers": num_layers,
             "dropout": dropout,
+            "edge_weight": edge_weight,
         }
 
 
@@ -252,6 +256,11 @@ class SAGE(Stack):
             "aggr": aggr,
             "dropout": dropout,
         }
+
+
+def needs_edge_weight(module: nn.Module) -> bool:
+    """Whether blocks must carry edge weights: some part's attribute `needs_edge_weight` says."""
+    return any(getattr(part, "needs_edge_weight", False) for part in module.modules())
 
 
 def needs_degrees(module: nn.Module) -> bool:

@@ -235,11 +235,11 @@ class Tables:
             return ResourceError(f"tables: {first}", "Free some space, or write elsewhere.")
         line = _LINE.search(str(error))
         if line is None:
-            file = _QUOTED.search(first)
-            if file is None:
+            named = _QUOTED.search(first)
+            if named is None:
                 return DataError(first, "Correct the file, or the recipe.")
-            reason = _CLASS.sub("", first.replace(f" '{file[1]}'", " it"))
-            return DataError(f"{Path(file[1]).name}: {reason}", "Fetch or write it again.")
+            cause = _CLASS.sub("", first.replace(f" '{named[1]}'", " it"))
+            return DataError(f"{Path(named[1]).name}: {cause}", "Fetch or write it again.")
         file, reason = _FILE.search(str(error)), _REASON.search(str(error))
         where = f"{Path(file[1]).name if file else 'table'}:{line[1]}"
         return DataError(f"{where}: {reason[0] if reason else first}", "Correct the line.")

@@ -18,7 +18,7 @@ from gnnx.errors import DataError, RunError, UsageError
 from gnnx.inference import parameter_dtype
 from gnnx.loader import Loader
 from gnnx.memory import Tier, peak_rss_bytes
-from gnnx.nn import needs_degrees
+from gnnx.nn import needs_degrees, needs_edge_weight
 from gnnx.train.base import base_rss_bytes
 from gnnx.train.checkpoint import has_state, read_state, write_state
 from gnnx.train.metrics import Metrics, evaluate
@@ -138,6 +138,7 @@ class Trainer:
             batch_size,
             seed=seed,
             degrees=needs_degrees(model),
+            edge_weight=needs_edge_weight(model),
             device=self.device,
         )
         self.optimizer = make_optimizer(optimizer, model, lr, weight_decay)
