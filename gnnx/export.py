@@ -37,7 +37,8 @@ def export(dataset: Dataset, out: Path, *, what: str = "nodes", rows: Path | Non
         `.parquet` or `.csv`; it appears when it is whole.
     what
         ``"nodes"``: ``key``, and ``label``, ``split`` and ``x`` as far as there are any; lists
-        become columns ``x0``, ``x1``, … in CSV. ``"edges"``: ``src`` and ``dst``.
+        become columns ``x0``, ``x1``, … in CSV. ``"edges"``: ``src``, ``dst`` and what
+        edges carry.
     rows
         A `.npy` file of one row a node, such as `infer` writes, to write instead of the above.
 
@@ -121,8 +122,10 @@ def _nodes(dataset: Dataset) -> Iterator[dict[str, Any]]:
         yield columns
 
 
-def _labels(labels: NDArray[np.int64], names: list[str] | None) -> pa.Array:
-    """Classes by name or number, null for none."""
+def _labels(labels: NDArray[np.int64], names: list[str] | None) -> Any:
+    """Classes by name or number, null for none; a row of 0 and 1 where a node has several."""
+    if labels.ndim > 1:
+        return labels
     none = labels < 0
     if names is None:
         return pa.array(labels, mask=none)
@@ -130,10 +133,16 @@ def _labels(labels: NDArray[np.int64], names: list[str] | None) -> pa.Array:
 
 
 def _edges(dataset: Dataset) -> Iterator[dict[str, Any]]:
-    keys = dataset.keys
+    keys, done = dataset.keys, 0
+    found = {name: dataset.edge_values(name) for name in ("weight", "attr", "time")}
+    values = {name: array for name, array in found.items() if array is not None}
     for first, indptr, indices in dataset.graph.iter_rows():
         rows = np.repeat(np.arange(first, first + len(indptr) - 1), np.diff(indptr))
-        yield {"src": keys.of(indices.astype(np.int64)), "dst": keys.of(rows)}
+        columns = {"src": keys.of(indices.astype(np.int64)), "dst": keys.of(rows)}
+        for name, array in values.items():
+            columns[name] = array.read_range(done, done + len(rows)).numpy()
+        done += len(rows)
+        yield columns
 
 
 def _write(out: Path, pieces: Iterable[Mapping[str, Any]]) -> int:

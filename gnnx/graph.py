@@ -172,6 +172,8 @@ class Block:
         (D,) int64, optional; in-degrees of the destinations in the whole graph.
     src_loop
         (S,) bool, optional; whether the whole graph has the edge from a source to itself.
+    src_strength
+        (S,) float32, optional; sums of the weights of the sources' in-edges in the whole graph.
     """
 
     indptr: torch.Tensor
@@ -185,6 +187,7 @@ class Block:
     src_degree: torch.Tensor | None = None
     dst_degree: torch.Tensor | None = None
     src_loop: torch.Tensor | None = None
+    src_strength: torch.Tensor | None = None
 
     @property
     def num_src(self) -> int:

@@ -94,7 +94,8 @@ def test_options_are_frozen():
     assert found == {
         "synth": "--nodes --edges --features --classes --split --seed --memory --threads"
         " --overwrite --quiet --json",
-        "prepare": "--features --labels --train --val --test --num-nodes --undirected"
+        "prepare": "--features --labels --train --val --test --num-nodes"
+        " --edge-weight --edge-attr --edge-time --undirected"
         " --self-loops --duplicates --split --nonfinite --unlabeled --delimiter --layout"
         " --root --remap --pickles --bad-lines --strict --dry-run"
         " --seed --memory --overwrite --quiet --json",
@@ -102,7 +103,8 @@ def test_options_are_frozen():
         " --threads --overwrite --quiet --json",
         "info": "--json",
         "verify": "--threads --quiet --json",
-        "train": "--model --bases --aggr --heads --fanouts --layers --hidden --dropout"
+        "train": "--model --bases --edge-weight --aggr --heads --fanouts"
+        " --sampler --clusters-per-batch --layers --hidden --dropout"
         " --batch-size --epochs --lr --weight-decay --optimizer --schedule --class-weights --bf16"
         " --eval-every --patience --checkpoint --checkpoint-every --resume"
         " --memory --device-memory --threads --device --seed --quiet --json",

@@ -31,13 +31,27 @@ def prepare(
             min=0, metavar="N", show_default="rows of --features or --labels", help="Nodes."
         ),
     ] = None,
+    edge_weight: Annotated[
+        str | None,
+        typer.Option(metavar="VALUES", help="Weights of the edges: file, array or column."),
+    ] = None,
+    edge_attr: Annotated[
+        str | None,
+        typer.Option(metavar="VALUES", help="Features of the edges: file, array or columns."),
+    ] = None,
+    edge_time: Annotated[
+        str | None,
+        typer.Option(metavar="VALUES", help="Times of the edges: file, array or column."),
+    ] = None,
     undirected: Annotated[
         bool, typer.Option("--undirected", help="Add each edge's reverse where it is absent.")
     ] = False,
     self_loops: Annotated[
         Literal["keep", "drop", "add"], typer.Option(help="Edges from a node to itself.")
     ] = "keep",
-    duplicates: Annotated[Literal["keep", "drop"], typer.Option(help="Parallel edges.")] = "keep",
+    duplicates: Annotated[
+        Literal["keep", "drop", "sum"], typer.Option(help="Parallel edges; sum adds up weights.")
+    ] = "keep",
     split: Annotated[
         str | None,
         typer.Option(
@@ -120,6 +134,9 @@ def prepare(
             val=val,
             test=test,
             num_nodes=num_nodes,
+            edge_weight=edge_weight,
+            edge_attr=edge_attr,
+            edge_time=edge_time,
             undirected=undirected,
             self_loops=self_loops,
             duplicates=duplicates,

@@ -41,6 +41,9 @@ def train(
         int | None,
         typer.Option(min=1, metavar="N", show_default="none", help="Bases of rgcn's matrices."),
     ] = None,
+    edge_weight: Annotated[
+        bool, typer.Option("--edge-weight", help="Use the weights of the edges; for gcn.")
+    ] = False,
     aggr: Annotated[
         Literal["mean", "max"] | None,
         typer.Option(show_default="mean, of sage", help="How sage joins neighbours."),
@@ -124,6 +127,7 @@ def train(
             "Give one fanout a layer, or leave --layers out.",
         )
     own: dict[str, dict[str, Any]] = {
+        "gcn": {"edge_weight": edge_weight},
         "sage": {"aggr": aggr or "mean"},
         "gat": {"heads": heads or 4},
         "gatv2": {"heads": heads or 4},
@@ -138,6 +142,8 @@ def train(
             f"--clusters-per-batch {clusters_per_batch} has no meaning without parts",
             "Give --sampler cluster, or leave it out.",
         )
+    if edge_weight and model != "gcn":
+        raise UsageError(f"--edge-weight has no meaning for {model}", "Use --model gcn.")
     if resume and checkpoint is None:
         raise UsageError("--resume has nothing to go on from", "Give --checkpoint DIR as well.")
     if checkpoint_every is not None and checkpoint is None:

@@ -26,9 +26,9 @@ from gnnx.inference.pieces import (
     read_ahead,
 )
 from gnnx.memory import Tier
-from gnnx.nn import needs_degrees
+from gnnx.nn import needs_degrees, needs_edge_weight
 from gnnx.random import Key
-from gnnx.sample import NeighborSampler
+from gnnx.sample import EdgeValues, NeighborSampler, ValuedSampler
 from gnnx.store import ScratchRows
 
 if TYPE_CHECKING:
@@ -222,14 +222,21 @@ def _apply(
 ) -> Outputs:
     """Run one layer for the rows of a mask; the next piece is read while one computes."""
     dtype = parameter_dtype(layer)
-    sampler = NeighborSampler(dataset.graph, [-1], degrees=needs_degrees(layer))
+    weighted = needs_edge_weight(layer)
+    plain = NeighborSampler(dataset.graph, [-1], degrees=needs_degrees(layer), edge_ids=weighted)
+    sampler: NeighborSampler | ValuedSampler = plain
+    if weighted:
+        sampler = ValuedSampler(plain, EdgeValues(dataset, weight=True, attr=False))
     for piece in read_ahead(_pieces(sampler, h, rows, device), stage):
         with torch.no_grad():
             yield piece.ids, layer(piece.block.to(device), piece.h.to(device, dtype))
 
 
 def _pieces(
-    sampler: NeighborSampler, h: FeatureStore, rows: NDArray[np.bool_], device: torch.device
+    sampler: NeighborSampler | ValuedSampler,
+    h: FeatureStore,
+    rows: NDArray[np.bool_],
+    device: torch.device,
 ) -> Iterator[_Piece]:
     ledger, tier = sampler.graph.ledger, piece_tier(device)
     return cut(
@@ -242,7 +249,11 @@ def _pieces(
 
 
 def _load(
-    sampler: NeighborSampler, h: FeatureStore, ids: NDArray[np.int64], ledger: Ledger, tier: Tier
+    sampler: NeighborSampler | ValuedSampler,
+    h: FeatureStore,
+    ids: NDArray[np.int64],
+    ledger: Ledger,
+    tier: Tier,
 ) -> _Piece:
     (block,) = sampler.sample(ids, Key(0))
     x = ledger.tensor((block.num_src, *h.row_shape), h.dtype, tier, "x")

@@ -13,7 +13,8 @@ import numpy as np
 from gnnx.errors import DataError
 from gnnx.interop.tables import InMemoryGraph, SparseTable
 
-_PYG = {"x", "y", "edge_index", "num_nodes"}
+_EDGE = {"edge_weight": "weight", "edge_attr": "attr", "edge_time": "time"}
+_PYG = {"x", "y", "edge_index", "num_nodes", *_EDGE}
 
 
 def from_pyg(data: Any) -> InMemoryGraph:
@@ -22,7 +23,8 @@ def from_pyg(data: Any) -> InMemoryGraph:
     Parameters
     ----------
     data
-        With ``edge_index``, and ``x``, ``y`` and masks where there are any.
+        With ``edge_index``, and, where there are any, ``x``, ``y``, masks, ``edge_weight``,
+        ``edge_attr`` and ``edge_time``.
 
     Returns
     -------
@@ -56,6 +58,7 @@ def from_pyg(data: Any) -> InMemoryGraph:
         arrays.get("x"),
         arrays.get("y"),
         splits,
+        values={kind: arrays[name] for name, kind in _EDGE.items() if name in arrays},
         notes=notes,
         name="data",
     )
@@ -71,7 +74,7 @@ def _numpy(tensor: Any) -> Any:
 
 
 def from_scipy(matrix: Any, *, features: Any = None, labels: Any = None) -> InMemoryGraph:
-    """Take a sparse adjacency matrix of SciPy, of any format; its values are not kept.
+    """Take a sparse adjacency matrix of SciPy, of any format; values other than 1 are weights.
 
     Parameters
     ----------
@@ -96,17 +99,23 @@ def from_scipy(matrix: Any, *, features: Any = None, labels: Any = None) -> InMe
         raise DataError(f"an adjacency matrix of shape {matrix.shape}", "Give a square one.")
     entries = matrix.tocoo()
     edges = np.stack([entries.row, entries.col]).astype(np.int64)
-    notes = ["values of the matrix: not taken over"] if np.any(entries.data != 1) else []
+    values = {"weight": np.asarray(entries.data)} if np.any(entries.data != 1) else {}
     if hasattr(features, "tocsr"):
         rows = features.tocsr()
         features = SparseTable(rows.indptr, rows.indices, rows.data, rows.shape[1])
     elif features is not None:
         features = np.asarray(features)
     labels = None if labels is None else np.asarray(labels)
-    return InMemoryGraph(edges, matrix.shape[0], features, labels, notes=notes, name="matrix")
+    return InMemoryGraph(edges, matrix.shape[0], features, labels, values=values, name="matrix")
 
 
-def from_networkx(graph: Any, *, features: str | None = None, label: str | None = None) -> Any:
+def from_networkx(
+    graph: Any,
+    *,
+    features: str | None = None,
+    label: str | None = None,
+    weight: str | None = None,
+) -> InMemoryGraph:
     """Take a graph of NetworkX; its nodes are the keys.
 
     Parameters
@@ -117,6 +126,8 @@ def from_networkx(graph: Any, *, features: str | None = None, label: str | None 
         Attribute of the nodes with a number or a list of numbers.
     label
         Attribute of the nodes with a class.
+    weight
+        Attribute of the edges with a number.
 
     Returns
     -------
@@ -131,7 +142,9 @@ def from_networkx(graph: Any, *, features: str | None = None, label: str | None 
     nodes = list(graph.nodes)
     number = {node: i for i, node in enumerate(nodes)}
     pairs = [(number[a], number[b]) for a, b in graph.edges()]
+    weights = [] if weight is None else _edge_attribute(graph, weight)
     if not graph.is_directed():
+        weights += [w for w, (a, b) in zip(weights, pairs, strict=False) if a != b]
         pairs += [(b, a) for a, b in pairs if a != b]
     edges = np.array(pairs, np.int64).reshape(-1, 2).T
     keys = nodes if all(type(node) is int for node in nodes) else [str(node) for node in nodes]
@@ -141,8 +154,18 @@ def from_networkx(graph: Any, *, features: str | None = None, label: str | None 
         None if features is None else np.array(_attribute(graph, features), np.float32),
         None if label is None else np.array(_attribute(graph, label), np.int64),
         keys=None if keys == list(range(len(nodes))) else keys,
+        values={} if weight is None else {"weight": np.array(weights, np.float32)},
         name="graph",
     )
+
+
+def _edge_attribute(graph: Any, name: str) -> list[Any]:
+    values = []
+    for src, dst, attributes in graph.edges(data=True):
+        if attributes.get(name) is None:
+            raise DataError(f"edge {src!r} to {dst!r} has no {name!r}", "Give it to every edge.")
+        values.append(attributes[name])
+    return values
 
 
 def _attribute(graph: Any, name: str) -> list[Any]:

@@ -44,6 +44,8 @@ class InMemoryGraph:
         By name, (N,) bool or (n,) ids.
     keys
         N names that are not the ids, distinct: strings or integers.
+    values
+        Of the edges, by name: ``weight`` (E,), ``attr`` (E, F), ``time`` (E,).
     notes
         What was not taken over.
     name
@@ -56,6 +58,7 @@ class InMemoryGraph:
     labels: NDArray[Any] | None = None
     splits: dict[str, NDArray[Any]] = dataclasses.field(default_factory=dict)
     keys: list[str] | list[int] | None = None
+    values: dict[str, NDArray[Any]] = dataclasses.field(default_factory=dict)
     notes: list[str] = dataclasses.field(default_factory=list)
     name: str = "graph"
 

@@ -28,7 +28,7 @@ from gnnx.loader.union import edge_union
 from gnnx.memory import Tier
 from gnnx.partition import Partition
 from gnnx.random import Key, permute
-from gnnx.sample import Clusters, ClusterSampler, NeighborSampler
+from gnnx.sample import Clusters, ClusterSampler, EdgeValues, NeighborSampler, ValuedSampler
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -128,6 +128,10 @@ class Loader:
     clusters_per_batch
         Make batches of so many parts of the dataset and all edges among their nodes, as
         `ClusterSampler` does; `fanouts` then say by their length how many layers there are.
+    edge_weight
+        Blocks carry `Block.edge_weight`, and `Block.src_strength`.
+    edge_attr
+        Blocks carry `Block.edge_attr`.
     cache
         ``"expected"``, or None to read every row from the disk, a batch at a time.
     lookahead
@@ -170,6 +174,8 @@ class Loader:
         edge_index: bool = False,
         edge_ids: bool = False,
         clusters_per_batch: int | None = None,
+        edge_weight: bool = False,
+        edge_attr: bool = False,
         cache: Literal["expected"] | None = "expected",
         lookahead: Literal["auto", "windows", "packs"] | None = "auto",
         prefetch: int = 2,
@@ -196,7 +202,12 @@ class Loader:
         ops.keep_results_within(dataset.ledger)
         self._seeds = Seeds(dataset, split)
         self._clusters = self._clusters_of(clusters_per_batch)
-        self._new_sampler = self._sampler_of(edge_ids or edge_index)
+        self._values = (
+            EdgeValues(dataset, weight=edge_weight, attr=edge_attr)
+            if edge_weight or edge_attr
+            else None
+        )
+        self._new_sampler = self._sampler_of(edge_ids or edge_index or self._values is not None)
         self._sampler = self._new_sampler()
         self._features: Any = None
         self._strategy = _ONE_BY_ONE
@@ -246,10 +257,14 @@ class Loader:
         graph = self.dataset.graph  # first: of a typed data set it tells what to do
         self._source = self.dataset.features
         carried = {"degrees": self._degrees, "edge_ids": edge_ids}
+        plain: Callable[[], NeighborSampler | ClusterSampler]
         if self._clusters is not None:
             num_layers = len(self.fanouts)
-            return functools.partial(ClusterSampler, graph, self._clusters, num_layers, **carried)
-        return functools.partial(NeighborSampler, graph, self.fanouts, **carried)
+            plain = functools.partial(ClusterSampler, graph, self._clusters, num_layers, **carried)
+        else:
+            plain = functools.partial(NeighborSampler, graph, self.fanouts, **carried)
+        values = self._values
+        return plain if values is None else lambda: ValuedSampler(plain(), values)
 
     def _clusters_of(self, clusters_per_batch: int | None) -> Clusters | None:
         if clusters_per_batch is None:

@@ -29,6 +29,7 @@ from gnnx.nn.models import (
     Stack,
     build_model,
     needs_degrees,
+    needs_edge_weight,
 )
 
 __all__ = [
@@ -56,4 +57,5 @@ __all__ = [
     "TypeLinear",
     "build_model",
     "needs_degrees",
+    "needs_edge_weight",
 ]

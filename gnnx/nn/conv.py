@@ -23,7 +23,9 @@ class GCNConv(nn.Module):
 
     D counts the in-edges in the whole graph, the loop that A + I adds among them. A node that has
     an edge to itself gets no second one. A row of which a sampler drew k of d edges is scaled by
-    d / k, so that its sum is right on average.
+    d / k, so that its sum is right on average. Where the block has edge weights, A holds them and D
+    adds them up; the added loop has weight 1, and a node whose weights sum to 0 or less takes part
+    in nothing.
 
     Parameters
     ----------
@@ -33,13 +35,18 @@ class GCNConv(nn.Module):
         G.
     bias
         Whether to add b.
+    edge_weight
+        Whether blocks are to carry edge weights; see `needs_edge_weight`.
     """
 
     needs_degrees = True
     """Blocks must carry whole-graph degrees and loops."""
 
-    def __init__(self, in_features: int, out_features: int, bias: bool = True) -> None:
+    def __init__(
+        self, in_features: int, out_features: int, bias: bool = True, edge_weight: bool = False
+    ) -> None:
         super().__init__()
+        self.needs_edge_weight = edge_weight
         self.in_features, self.out_features = in_features, out_features
         self.weight = nn.Parameter(torch.empty(out_features, in_features))
         self.bias = nn.Parameter(torch.empty(out_features)) if bias else None
@@ -57,7 +64,7 @@ class GCNConv(nn.Module):
         Parameters
         ----------
         block
-            With `src_degree`, `dst_degree` and `src_loop`, without `edge_weight`.
+            With `src_degree`, `dst_degree` and `src_loop`; with `src_strength` if it has weights.
         h
             (S, F)
 
@@ -69,7 +76,7 @@ class GCNConv(nn.Module):
         Raises
         ------
         UsageError
-            The block has no degrees, or has edge weights; `h` has not S rows.
+            The block has no degrees; `h` has not S rows.
         """
         check_rows(block, h)
         if self.out_features < self.in_features:
@@ -257,20 +264,29 @@ def check_rows(block: Block, h: Tensor) -> None:
 
 def _normalized_sum(block: Block, h: Tensor) -> Tensor:
     """Compute Â h: scaled before and after the sum, so that no edge carries a coefficient."""
-    if block.edge_weight is not None:
+    weight = block.edge_weight
+    degree = block.src_degree if weight is None else block.src_strength
+    if weight is not None and degree is None:
         raise UsageError(
-            "GCNConv: the block has edge weights, and weighted degrees are not known to it",
-            "Train on an unweighted graph, or use SAGEConv.",
+            "GCNConv: the block has edge weights, but not their sums",
+            "Make blocks with Loader(..., edge_weight=True).",
         )
-    if block.src_degree is None or block.dst_degree is None or block.src_loop is None:
+    if degree is None or block.dst_degree is None or block.src_loop is None:
         raise _no_degrees("GCNConv")
     wide = torch.promote_types(h.dtype, torch.float32)
-    scale = (block.src_degree + ~block.src_loop).to(wide).rsqrt()  # the loop to add counts
+    degree = (degree + ~block.src_loop).to(wide)  # the loop to add counts
+    scale = torch.where(degree > 0, degree, torch.inf).rsqrt()
     own = scale[: block.num_dst]
     drawn = _drawn(block, block.dst_degree, wide)
     added = torch.where(block.src_loop[: block.num_dst], 0.0, own * own)
     # factors of float32 would make a narrower h wide: each product is rounded back
-    total = _aggregate(block, (h * scale[:, None]).to(h.dtype), "sum")
+    total = ops.spmm(
+        block.indptr,
+        block.indices,
+        (h * scale[:, None]).to(h.dtype),
+        weight if weight is None else weight.to(h.dtype),
+        transpose=block.transpose,
+    )
     out = total * (own * drawn)[:, None] + h[: block.num_dst] * added[:, None]
     return out.to(h.dtype)
 

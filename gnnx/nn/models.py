@@ -246,6 +246,8 @@ class GCN(_Layered):
         At least 1.
     dropout
         Probability of an element to be zeroed in training, the input's included.
+    edge_weight
+        Whether to use the weights of the edges.
     """
 
     name = "gcn"
@@ -257,12 +259,22 @@ class GCN(_Layered):
         out_features: int,
         num_layers: int,
         dropout: float = 0.5,
+        edge_weight: bool = False,
     ) -> None:
-        super().__init__(in_features, hidden_features, out_features, num_layers, dropout)
+        super().__init__(
+            in_features,
+            hidden_features,
+            out_features,
+            num_layers,
+            dropout,
+            edge_weight=edge_weight,
+        )
 
     @staticmethod
-    def _conv(in_features: int, out_features: int, last: bool) -> nn.Module:
-        return GCNConv(in_features, out_features)
+    def _conv(
+        in_features: int, out_features: int, last: bool, edge_weight: bool = False
+    ) -> nn.Module:
+        return GCNConv(in_features, out_features, edge_weight=edge_weight)
 
 
 class SAGE(_Layered):
@@ -412,6 +424,11 @@ class GATv2(GAT):
 
     name = "gatv2"
     conv = GATv2Conv
+
+
+def needs_edge_weight(module: nn.Module) -> bool:
+    """Whether blocks must carry edge weights: some part's attribute `needs_edge_weight` says."""
+    return any(getattr(part, "needs_edge_weight", False) for part in module.modules())
 
 
 def needs_degrees(module: nn.Module) -> bool:

@@ -19,26 +19,28 @@ from gnnx.prepare.arrays import Workspace
 from gnnx.prepare.csr import CsrBuilder, EdgeRules
 from gnnx.prepare.inputs import Inputs
 from gnnx.prepare.keyed import renumber
-from gnnx.prepare.nodes import Labels, stored_dtype, write_features, write_labels
+from gnnx.prepare.nodes import labels_of, stored_dtype, write_features, write_labels
 from gnnx.prepare.origin import origin_of
 from gnnx.prepare.recipe import Options, Recipe
 from gnnx.prepare.report import Report
 from gnnx.prepare.sources import Reader
 from gnnx.prepare.splits import NAMES, Shares, Splits
 from gnnx.prepare.text import TextFormat
+from gnnx.prepare.values import NAMES as VALUES
+from gnnx.prepare.values import write_edge_values
 from gnnx.store import DatasetWriter
 from gnnx.store.manifest import disk_dtype
 
 if TYPE_CHECKING:
     from gnnx.prepare.edges import EdgeStream, Layout
-    from gnnx.prepare.nodes import Nonfinite
+    from gnnx.prepare.nodes import Labels, MultiLabels, Nonfinite
     from gnnx.prepare.sources import Source
     from gnnx.threads import Progress
 
 _DEFAULT_SPLIT = "0.6,0.2,0.2"
 _CHOICES = {
     "self_loops": ("keep", "drop", "add"),
-    "duplicates": ("keep", "drop"),
+    "duplicates": ("keep", "drop", "sum"),
     "nonfinite": ("refuse", "keep", "zero"),
     "unlabeled": ("refuse", "ignore"),
     "bad_lines": ("refuse", "drop"),
@@ -55,9 +57,12 @@ def prepare(  # noqa: PLR0913 - each argument is an option of the verb
     val: Path | str | None = None,
     test: Path | str | None = None,
     num_nodes: int | None = None,
+    edge_weight: Path | str | None = None,
+    edge_attr: Path | str | None = None,
+    edge_time: Path | str | None = None,
     undirected: bool = False,
     self_loops: Literal["keep", "drop", "add"] = "keep",
-    duplicates: Literal["keep", "drop"] = "keep",
+    duplicates: Literal["keep", "drop", "sum"] = "keep",
     split: str | None = None,
     nonfinite: Nonfinite = "refuse",
     unlabeled: Literal["refuse", "ignore"] = "refuse",
@@ -91,7 +96,7 @@ def prepare(  # noqa: PLR0913 - each argument is an option of the verb
     features
         Table of one row a node, .npy or text, instead of the input's own.
     labels
-        Likewise, one class from 0 on a node; -1 or NaN is none.
+        Likewise, one class from 0 on a node, or 0 or 1 for each of several; -1 or NaN is none.
     train
         Ids of the training nodes, or one flag a node in .npy, instead of the input's own splits.
     val
@@ -100,12 +105,19 @@ def prepare(  # noqa: PLR0913 - each argument is an option of the verb
         Likewise, of the test nodes.
     num_nodes
         N, where no table of nodes says it.
+    edge_weight
+        Weights of the edges: a file with a row an edge, .npy or text; of an archive, the name of an
+        array; of an edge list in text, the number of a column, from 0.
+    edge_attr
+        Features of the edges, likewise; of text several columns, "2,3".
+    edge_time
+        Times of the edges, likewise, whole numbers.
     undirected
         Add the reverse of each edge, once, where the input lacks it.
     self_loops
         Keep them, drop them, or add one to each node that has none.
     duplicates
-        Keep parallel edges, or one of each.
+        Keep parallel edges, or one of each, with the values of the first or the sum of all.
     split
         Shares of the nodes that have a label, such as "0.6,0.2,0.2" (the default where the input
         has no split), or "per-class:20,30,rest"; of an OGB folder with several splits, a name.
@@ -174,13 +186,8 @@ def prepare(  # noqa: PLR0913 - each argument is an option of the verb
         reader = Reader(workspace, form, progress, drop_lines=bad_lines == "drop")
         inputs = Inputs(reader, workspace, pickles=pickles, progress=progress)
         found = _opened(inputs, source, recipe, root, layout, split if by_name else None)
-        if features is not None:
-            found.features = reader.rows(Path(features), np.float32)
-        if labels is not None:
-            found.labels = reader.rows(Path(labels), np.float64)
-        if (train, val, test) != (None, None, None):
-            files = zip(NAMES, (train, val, test), strict=True)
-            found.splits = {name: reader.split(Path(path)) for name, path in files if path}
+        _take_rows(found, reader, features, labels, (train, val, test))
+        _take_values(found, reader, source, (edge_weight, edge_attr, edge_time))
         stated = _stated(found, num_nodes)
         if remap or (remap is None and not stated and not found.splits):
             renumber(found, stated, report, workspace, progress)
@@ -200,7 +207,7 @@ def prepare(  # noqa: PLR0913 - each argument is an option of the verb
             return dataclasses.asdict(report)
 
         def write_nodes() -> dict[str, Any]:
-            known = None if found.labels is None else Labels(found.labels, workspace)
+            known = None if found.labels is None else labels_of(found.labels, workspace)
             _write_nodes(found, known, shares, options, workspace, writer, report)
             return dataclasses.asdict(report)
 
@@ -208,7 +215,18 @@ def prepare(  # noqa: PLR0913 - each argument is an option of the verb
             CsrBuilder(edges, report.num_nodes, rules, workspace, progress).write(writer, report)
             return dataclasses.asdict(report)
 
-        for stage, work in ("features", write_rows), ("nodes", write_nodes), ("edges", write_edges):
+        def write_values() -> dict[str, Any]:
+            write_edge_values(
+                found.values, edges, report.num_nodes, rules, workspace, writer, progress
+            )
+            return dataclasses.asdict(report)
+
+        for stage, work in (
+            ("features", write_rows),
+            ("nodes", write_nodes),
+            ("edges", write_edges),
+            ("values", write_values),
+        ):
             vars(report).update(writer.stage(stage, work))
         report.judge(found.edges.where, duplicates_kept=options.duplicates == "keep", strict=strict)
         writer.report(report.counts())
@@ -224,6 +242,38 @@ def _tell_dropped(found: Source, report: Report) -> None:
     ):
         if places:
             report.examples[name] = places
+
+
+def _take_rows(
+    found: Source,
+    reader: Reader,
+    features: Path | str | None,
+    labels: Path | str | None,
+    splits: tuple[Path | str | None, ...],
+) -> None:
+    """Open the rows of nodes that the options name, in place of the source's own."""
+    if features is not None:
+        found.features = reader.rows(Path(features), np.float32)
+    if labels is not None:
+        found.labels = reader.rows(Path(labels), np.float64)
+    if any(splits):
+        files = zip(NAMES, splits, strict=True)
+        found.splits = {name: reader.split(Path(path)) for name, path in files if path}
+
+
+def _take_values(
+    found: Source,
+    reader: Reader,
+    source: Path | InMemoryGraph,
+    given: tuple[Path | str | None, ...],
+) -> None:
+    """Open the values of edges that the options name."""
+    path = Path(source.name) if isinstance(source, InMemoryGraph) else source
+    for name, values in zip(VALUES, given, strict=True):
+        if values is not None:
+            found.values[name] = reader.edge_values(path, str(values), name)
+    if found.offered and not found.values:
+        found.notes.append(f"values of edges are not kept: give --edge-weight {found.offered}")
 
 
 def _recipe(source: Path | InMemoryGraph) -> Recipe | None:
@@ -257,7 +307,7 @@ def _names_a_split(source: Path | InMemoryGraph, split: str | None) -> bool:
 
 def _write_nodes(
     found: Source,
-    labels: Labels | None,
+    labels: Labels | MultiLabels | None,
     shares: Shares | None,
     options: Options,
     workspace: Workspace,

@@ -58,8 +58,12 @@ class NodeColumns:
             A column is missing, a field is no number, or lists differ in length.
         """
         scan = self._tables.scan(table, "nodes")
+        names = self._named(table, table.features, "nodes.features")
+        return self._numbers(scan, table, names)
+
+    def _numbers(self, scan: str, table: NodeTable, names: list[str]) -> Array:
+        """(N, F) of columns of numbers or of lists, side by side."""
         columns = self._tables.columns(scan)
-        names = self._feature_names(table, columns)
         chosen = ", ".join(_feature(name, columns[name], table.separator) for name in names)
         self._tables.in_order()
         scratch, count = self._tables.workspace.scratch(), 0
@@ -78,16 +82,20 @@ class NodeColumns:
             count += len(batch)
         return scratch.array(table.files[0], (count, sum(widths)), np.float32)
 
-    def _feature_names(self, table: NodeTable, columns: dict[str, str]) -> list[str]:
-        roles = {table.key, table.label, table.split, table.train, table.val, table.test}
+    def _named(self, table: NodeTable, patterns: tuple[str, ...], path: str) -> list[str]:
+        """Columns that patterns stand for; those that have another part are none of them."""
+        columns = self._tables.columns(self._tables.scan(table, "nodes"))
+        roles = {table.key, table.label, table.tags, table.split}
+        roles |= {table.train, table.val, table.test}
+        roles |= set(table.labels) if patterns is table.features else set()
         names: list[str] = []
-        for pattern in table.features:
+        for pattern in patterns:
             if pattern in columns:
                 found = [pattern]
             else:
                 found = [n for n in columns if fnmatch.fnmatchcase(n, pattern) and n not in roles]
             if not found:
-                self._tables.column(columns, pattern, table, "nodes.features")
+                self._tables.column(columns, pattern, table, path)
             names += [name for name in found if name not in names]
         return names
 
@@ -129,6 +137,78 @@ class NodeColumns:
                 "class", self._tables.stream("SELECT name FROM class ORDER BY name", "labels")
             ),
         }
+
+    def several_labels(self, table: NodeTable) -> tuple[Array, dict[str, Array]]:
+        """Labels of nodes that have several, from a column each or from lists.
+
+        Parameters
+        ----------
+        table
+            Names the columns.
+
+        Returns
+        -------
+        tuple
+            (N, C), NaN where one is missing; and ``class_offsets`` and ``class_bytes`` of the names
+            of the columns, where each is one class.
+        """
+        scan = self._tables.scan(table, "nodes")
+        names = self._named(table, table.labels, "nodes.labels")
+        labels = self._numbers(scan, table, names)
+        if labels.width != len(names):
+            return labels, {}
+        return labels, self._class_names(names)
+
+    def tags(self, table: NodeTable) -> tuple[Array, dict[str, Array]]:
+        """Labels of nodes that have several, from lists of names.
+
+        Parameters
+        ----------
+        table
+            Names the column, whose empty lists are nodes without any of the labels; missing ones
+            are nodes without labels.
+
+        Returns
+        -------
+        tuple
+            (N, C) of 0, 1 and -1; and ``class_offsets`` and ``class_bytes`` of the names, which
+            ascend.
+        """
+        scan = self._tables.scan(table, "nodes")
+        columns = self._tables.columns(scan)
+        assert table.tags is not None
+        column = self._tables.column(columns, table.tags, table, "nodes.tags")
+        if not columns[table.tags].endswith("]"):
+            if table.separator is None:
+                raise DataError(
+                    f"nodes.tags: {table.tags} is text, and what stands between names is not known",
+                    'Say so with separator = ";".',
+                )
+            column = f"string_split({column}, {literal(table.separator)})"
+        column = f"CAST({column} AS VARCHAR[])"
+        found = self._tables.fetch(
+            f"SELECT DISTINCT name FROM (SELECT unnest({column}) AS name FROM {scan}) "
+            "WHERE name IS NOT NULL ORDER BY name"
+        )
+        names = [name for (name,) in found]
+        scratch, count, values = self._tables.workspace.scratch(), 0, pa.array(names, pa.string())
+        self._tables.in_order()
+        for batch in self._tables.stream(f"SELECT {column} FROM {scan}", "labels"):
+            lists = batch.column(0)
+            rows = np.zeros((len(lists), len(names)), np.int8)
+            numbers = pc.index_in(lists.flatten(), values).fill_null(-1)
+            lengths = lists.value_lengths().fill_null(0).to_numpy(zero_copy_only=False)
+            at = np.repeat(np.arange(len(lists)), lengths), numbers.to_numpy(zero_copy_only=False)
+            rows[at[0][at[1] >= 0], at[1][at[1] >= 0]] = 1
+            rows[lists.is_null().to_numpy(zero_copy_only=False)] = -1
+            scratch.append(rows)
+            count += len(lists)
+        labels = scratch.array(f"{table.files[0]}: {table.tags}", (count, len(names)), np.int8)
+        return labels, self._class_names(names)
+
+    def _class_names(self, names: list[str]) -> dict[str, Array]:
+        batch = pa.record_batch({"name": pa.array(names, pa.string())})
+        return self._tables.strings("class", iter([batch]))
 
     def _classes(self, scan: str, column: str, names: list[str], where: str) -> Array:
         """Give the number of the class of each row, -1 for none."""

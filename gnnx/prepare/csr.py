@@ -50,8 +50,8 @@ class EdgeRules:
     """Add an edge's reverse, once, where the input lacks it."""
     self_loops: Literal["keep", "drop", "add"] = "keep"
     """`add` gives a loop to every node that has none."""
-    duplicates: Literal["keep", "drop"] = "keep"
-    """`drop` keeps one of parallel edges."""
+    duplicates: Literal["keep", "drop", "sum"] = "keep"
+    """`drop` and `sum` keep one of parallel edges; `sum` adds up their values."""
 
 
 class CsrBuilder:
@@ -273,7 +273,7 @@ class CsrBuilder:
         changes: NDArray[np.int64],
     ) -> NDArray[Any]:
         """Gather sorted sources of rows, whose lengths become ends, counted from 0."""
-        mirror, merge = self._rules.undirected, self._rules.duplicates == "drop"
+        mirror, merge = self._rules.undirected, self._rules.duplicates != "keep"
         with self._workspace.ledger.reserve(self._stream_bytes, Tier.HOST, "edges"):
             entries = self._workspace.empty(_kernels.start_rows(rows), self._entry, "edges")
         for piece in pieces:

@@ -20,6 +20,7 @@ from gnnx.prepare.matrix_market import MatrixEdges
 from gnnx.prepare.pickles import read_planetoid, read_pt
 from gnnx.prepare.sources import Reader, Source
 from gnnx.prepare.sparse import SparseRows
+from gnnx.prepare.values import ArrayRows
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -156,6 +157,10 @@ class Inputs:
         if graph.labels is not None:
             found.labels = self._kept(f"{name}: labels", graph.labels)
         found.splits = {split: self._kept(split, ids) for split, ids in graph.splits.items()}
+        found.values = {
+            key: ArrayRows(self._kept(f"{name}: edge {key}", part))
+            for key, part in graph.values.items()
+        }
         found.arrays = {key: self._kept(key, part) for key, part in graph.key_arrays().items()}
         return found
 
@@ -203,6 +208,10 @@ def _matlab(path: Path) -> InMemoryGraph:
         )
     graph = from_scipy(found[names[0]])
     graph.name = path.name
-    others = [name for name in found if not name.startswith("__") and name != names[0]]
+    used = {names[0]}
+    if hasattr(found.get("group"), "toarray") and found["group"].shape[0] == graph.num_nodes:
+        graph.labels = found["group"].toarray().astype(np.int8)
+        used.add("group")
+    others = [name for name in found if not name.startswith("__") and name not in used]
     graph.notes += [f"{path.name}: {name}: not taken over" for name in others]
     return graph

@@ -17,6 +17,7 @@ from gnnx.prepare.report import EXAMPLES
 from gnnx.prepare.sources import Reader, Source
 from gnnx.prepare.splits import NAMES
 from gnnx.prepare.tables import Tables
+from gnnx.prepare.values import ArrayRows
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -71,7 +72,8 @@ def read_tables(
         scan, src, dst = keys.ends_of(edges, numbered=nodes is not None)
         if nodes is None:
             keys.number_edges([f"SELECT {end} AS key FROM {scan}" for end in (src, dst)])
-        pairs, unknown = keys.edges(scan, src, dst, where)
+        carried = keys.values_of(edges)
+        pairs, unknown, values = keys.edges(scan, src, dst, where, carried, ordered=bool(carried))
         places = keys.unknown_rows(edges, src, dst, EXAMPLES) if unknown else []
         if unknown and edges.unknown == "refuse":
             place, key = places[0].split(": ", 1)
@@ -81,6 +83,7 @@ def read_tables(
                 'Add the nodes, or leave these edges out with unknown = "drop".',
             )
         found = Source(PairEdges(pairs, "pairs"), unknown_ends=unknown, unknown_at=places)
+        found.values = {name: ArrayRows(array) for name, array in values.items()}
         num_nodes = keys.num_nodes
         found.num_nodes.append((where if nodes is None else nodes.files[0], num_nodes))
         if keyed:
@@ -103,6 +106,12 @@ def _read_columns(nodes: NodeTable, columns: NodeColumns, found: Source) -> None
     if nodes.label is not None:
         arrays = columns.labels(nodes)
         found.labels = arrays.pop("y")
+        found.arrays |= arrays
+    if nodes.labels:
+        found.labels, arrays = columns.several_labels(nodes)
+        found.arrays |= arrays
+    if nodes.tags is not None:
+        found.labels, arrays = columns.tags(nodes)
         found.arrays |= arrays
     found.splits |= columns.splits(nodes)
 
@@ -142,7 +151,9 @@ def renumber(
         )
     with Tables(workspace, workspace.folder, progress) as tables:
         keys = NodeKeys(tables)
-        pairs, changed, largest = keys.renumbered(found.edges.load(LARGEST_KEY))
+        pairs, changed, largest = keys.renumbered(
+            found.edges.load(LARGEST_KEY), ordered=bool(found.values)
+        )
         found.num_nodes.append((found.edges.where, keys.num_nodes))
         found.edges = PairEdges(pairs, "pairs")
         report.remapped, report.id_gaps = changed, largest + 1 - keys.num_nodes

@@ -6,6 +6,7 @@ Letters: N nodes, E edges, B bytes of all keys.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -16,7 +17,7 @@ from gnnx.prepare.recipe import Table
 from gnnx.prepare.tables import INTEGERS, Tables, first_line, quoted
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from gnnx.prepare.arrays import Array
     from gnnx.prepare.edges import EdgeStream
@@ -137,7 +138,16 @@ class NodeKeys:
 
     # Edges
 
-    def edges(self, scan: str, src: str, dst: str, where: str) -> tuple[Array, int]:
+    def edges(
+        self,
+        scan: str,
+        src: str,
+        dst: str,
+        where: str,
+        values: Mapping[str, Sequence[str]] | None = None,
+        *,
+        ordered: bool = False,
+    ) -> tuple[Array, int, dict[str, Array]]:
         """Edges in ids.
 
         Parameters
@@ -150,25 +160,48 @@ class NodeKeys:
             Likewise, of the destination.
         where
             File, for messages.
+        values
+            Expressions of numbers, by name of what they are of the edge.
+        ordered
+            Keep the order of the table; else edges come in any order.
 
         Returns
         -------
         tuple
-            (E, 2) int64, without edges that name unknown nodes, and the number of these.
+            (E, 2) int64, without edges that name unknown nodes; the number of these; and
+            (E, columns) float64 by name of the values, NaN where one is missing.
         """
-        self._tables.run("SET preserve_insertion_order = false")  # the CSR is sorted anyway
-        keyed = f"SELECT {src} AS s, {dst} AS d FROM {scan}"
+        values = values or {}
+        # the CSR is sorted anyway, but whoever has values meets parallel edges in their order
+        self._tables.run(f"SET preserve_insertion_order = {ordered}")
+        sql = [
+            f"CAST({v} AS DOUBLE) AS v{i}" for i, v in enumerate(itertools.chain(*values.values()))
+        ]
+        place = ["row_number() OVER () AS n"] * ordered
+        keyed = f"SELECT {', '.join([f'{src} AS s', f'{dst} AS d', *sql, *place])} FROM {scan}"
         joined = f"({keyed}) e LEFT JOIN node a ON e.s = a.key LEFT JOIN node b ON e.d = b.key"
+        chosen = ", ".join(["a.id", "b.id", *(f"v{i}" for i in range(len(sql)))])
         scratch, count, unknown = self._tables.workspace.scratch(), 0, 0
-        for batch in self._tables.stream(f"SELECT a.id, b.id FROM {joined}", f"edges of {where}"):
-            ends = [c.fill_null(-1).to_numpy(zero_copy_only=False) for c in batch.columns]
+        kept = {name: self._tables.workspace.scratch() for name in values}
+        for batch in self._tables.stream(
+            f"SELECT {chosen} FROM {joined}" + " ORDER BY n" * ordered, f"edges of {where}"
+        ):
+            columns = iter(batch.columns)
+            ends = [next(columns).fill_null(-1).to_numpy(zero_copy_only=False) for _ in "sd"]
             pairs = np.stack(ends, axis=1)
             known = (pairs >= 0).all(axis=1)
             unknown += len(pairs) - int(np.count_nonzero(known))
             pairs = np.ascontiguousarray(pairs[known], np.int64)
             scratch.append(pairs)
             count += len(pairs)
-        return scratch.array(where, (count, 2), np.int64), unknown
+            for name, expressions in values.items():
+                found = [next(columns).to_numpy(zero_copy_only=False) for _ in expressions]
+                kept[name].append(np.stack(found, axis=1)[known])
+        arrays = {
+            name: kept[name].array(where, (count, len(expressions)), np.float64)
+            for name, expressions in values.items()
+        }
+        return scratch.array(where, (count, 2), np.int64), unknown, arrays
 
     def unknown_rows(self, table: EdgeTable, src: str, dst: str, limit: int) -> list[str]:
         """Find the first edges that name unknown nodes.
@@ -207,6 +240,31 @@ class NodeKeys:
                 break
         return places
 
+    def values_of(self, table: EdgeTable) -> dict[str, tuple[str, ...]]:
+        """Write SQL of the values of an edge table, by what they are of the edge.
+
+        Parameters
+        ----------
+        table
+            Names the columns.
+
+        Returns
+        -------
+        dict of str to tuple
+            Expressions, those of ``weight``, ``attr`` and ``time`` as far as there are any.
+        """
+        columns = self._tables.columns(self._tables.scan(table, "edges"))
+        named = {"weight": (table.weight,), "attr": table.attr, "time": (table.time,)}
+        return {
+            kind: tuple(
+                self._tables.column(columns, name, table, f"edges.{kind}")
+                for name in names
+                if name is not None
+            )
+            for kind, names in named.items()
+            if any(names)
+        }
+
     def ends_of(self, table: EdgeTable, *, numbered: bool) -> tuple[str, str, str]:
         """Write SQL of an edge table and of the keys of its ends; `numbered` where nodes are."""
         scan = self._tables.scan(table, "edges")
@@ -226,13 +284,15 @@ class NodeKeys:
             return f"CASE WHEN regexp_full_match({column}, '[-+]?[0-9]+') THEN {cast} END"
         return cast
 
-    def renumbered(self, edges: EdgeStream) -> tuple[Array, int, int]:
+    def renumbered(self, edges: EdgeStream, *, ordered: bool) -> tuple[Array, int, int]:
         """Give the nodes that integer edges name new ids, ascending.
 
         Parameters
         ----------
         edges
             With ids of any size.
+        ordered
+            Keep their order.
 
         Returns
         -------
@@ -240,6 +300,7 @@ class NodeKeys:
             (E, 2) int64 in new ids, the number of nodes whose id is another one, and the largest
             id there was, -1 without edges.
         """
+        self._tables.in_order()
         self._tables.run("CREATE TABLE edge (src BIGINT, dst BIGINT)")
         done = 0
         for piece in edges.pieces():
@@ -261,7 +322,7 @@ class NodeKeys:
             self._tables.run("INSERT INTO edge SELECT * FROM batch")
             self._tables.db.unregister("batch")
         self.number_edges(["SELECT src AS key FROM edge", "SELECT dst AS key FROM edge"])
-        pairs, _ = self.edges("edge", "src", "dst", edges.where)
+        pairs, *_ = self.edges("edge", "src", "dst", edges.where, ordered=ordered)
         ((changed, largest),) = self._tables.fetch(
             "SELECT count(*) FILTER (key <> id), coalesce(max(key), -1) FROM node"
         )

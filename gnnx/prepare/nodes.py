@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 Nonfinite: TypeAlias = Literal["refuse", "keep", "zero"]
 _FIRST_ROWS = 5  # of those with a NaN, that a message names
 _MAX_CLASSES = 1 << 20
+MISSING_LABEL = 255
+"""Of a node without labels, where nodes have several."""
 # Logical dtype and bits by NumPy's name; the others of its kind are widened.
 _STORED = {
     **{name: name for name in ("float32", "float16", "int8", "uint8", "int16", "int32", "int64")},
@@ -190,6 +192,82 @@ def _named(noun: str, ids: list[int]) -> str:
     return f"{noun}s " + ", ".join(shown + ["…"] * (len(ids) >= _FIRST_ROWS))
 
 
+class MultiLabels:
+    """Several labels a node: a row of 0 and 1, or of 255 for a node that has none.
+
+    Parameters
+    ----------
+    source
+        (N, C), C > 1, of 0 and 1; rows of NaN or -1 are none.
+    workspace
+        Gives the buffers.
+
+    Raises
+    ------
+    DataError
+        Another shape or type.
+    """
+
+    def __init__(self, source: Array, workspace: Workspace) -> None:
+        self._source, self._workspace = source, workspace
+        if source.dtype.kind not in "iufb" or len(source.shape) != 2:
+            raise DataError(
+                f"{source.where}: labels are {source.dtype} of shape {source.shape}",
+                "Give a column of 0 and 1 for each class.",
+            )
+        self.num_classes = source.width
+
+    def __len__(self) -> int:
+        return len(self._source)
+
+    def rows(self) -> Iterator[NDArray[np.uint8]]:
+        """Read all labels in pieces, in order.
+
+        Yields
+        ------
+        ndarray, (r, C) uint8
+            0, 1, or 255 in all of a row.
+
+        Raises
+        ------
+        DataError
+            A label is neither 0 nor 1, or some of a row are missing.
+        """
+        first = 0
+        for values in self._source.pieces():
+            labels = self._workspace.empty(values.shape, np.uint8, "labels")
+            missing = (values != values) | (values == -1)
+            none = missing.all(axis=1)
+            wrong = ((missing & ~none[:, None]) | ~(missing | (values == 0) | (values == 1))).any(1)
+            if wrong.any():
+                row = int(wrong.argmax())
+                raise DataError(
+                    f"{self._source.where}: labels of node {first + row} are neither 0 and 1 nor "
+                    "all missing",
+                    "Give 0 or 1 for every class, and NaN or -1 in all of a row without labels.",
+                )
+            np.copyto(labels, values == 1, casting="unsafe")
+            labels[none] = MISSING_LABEL
+            yield labels
+            first += len(values)
+
+    def pieces(self) -> Iterator[NDArray[np.int64]]:
+        """Tell which nodes have labels.
+
+        Yields
+        ------
+        ndarray, (r,) int64
+            0, or -1 for a node without.
+        """
+        for labels in self.rows():
+            yield _known(labels)
+
+
+def _known(labels: NDArray[np.uint8]) -> NDArray[np.int64]:
+    known: NDArray[np.int64] = -(labels[:, 0] == MISSING_LABEL).astype(np.int64)
+    return known
+
+
 class Labels:
     """Labels of all nodes: classes 0, 1, …, or -1 for a node that has none.
 
@@ -208,11 +286,6 @@ class Labels:
 
     def __init__(self, source: Array, workspace: Workspace) -> None:
         self._source, self._workspace = source, workspace
-        if source.width != 1:
-            raise DataError(
-                f"{source.where}: {source.width} labels a node",
-                "Give one class a node; several are not supported yet.",
-            )
         if source.dtype.kind not in "iufb":
             raise DataError(
                 f"{source.where}: labels are {source.dtype}", "Number the classes 0, 1, …."
@@ -251,6 +324,11 @@ class Labels:
             yield out
 
 
+def labels_of(source: Array, workspace: Workspace) -> Labels | MultiLabels:
+    """Labels of the kind that the shape says: a column of classes, or a column for each class."""
+    return (Labels if source.width == 1 else MultiLabels)(source, workspace)
+
+
 def write_labels(
     labels: LabelPieces, splits: Splits, writer: DatasetWriter, report: Report
 ) -> None:
@@ -267,6 +345,14 @@ def write_labels(
     report
         Told the number of classes and of unlabelled nodes.
     """
+    if isinstance(labels, MultiLabels):
+        report.num_classes = labels.num_classes
+        rows = writer.array("nodes/node/y", (len(labels), labels.num_classes), "uint8")
+        for several in labels.rows():
+            known = splits.mark_labelled(rows.num_rows, _known(several))
+            report.unlabelled += len(several) - known
+            rows.append(several)
+        return
     out = writer.array("nodes/node/y", (len(labels),), "int64")
     for piece in labels.pieces():
         report.num_classes = max(report.num_classes, int(piece.max()) + 1)

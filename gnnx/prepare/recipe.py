@@ -52,6 +52,10 @@ class NodeTable(Table):
     """Between the numbers of a feature column that is text."""
     label: str | None = None
     """Column of classes: integers from 0 on, or names, which are numbered in ascending order."""
+    labels: tuple[str, ...] = ()
+    """Columns of 0 and 1, or of lists of them: several labels a node."""
+    tags: str | None = None
+    """Column of lists of names, or of text with `separator` between them: likewise."""
     split: str | None = None
     """Column that says train, val (or valid, validation) or test; other rows are in none."""
     train: str | None = None
@@ -68,6 +72,12 @@ class EdgeTable(Table):
     """Column of the node it leaves."""
     dst: str = "dst"
     """Column of the node it goes to."""
+    weight: str | None = None
+    """Column of weights."""
+    attr: tuple[str, ...] = ()
+    """Columns of features of the edge, side by side."""
+    time: str | None = None
+    """Column of whole numbers."""
     unknown: Literal["refuse", "drop"] = "refuse"
     """What becomes of edges that name a node that the node table lacks."""
 
@@ -97,7 +107,7 @@ class Options:
 
     undirected: bool = False
     self_loops: Literal["keep", "drop", "add"] = "keep"
-    duplicates: Literal["keep", "drop"] = "keep"
+    duplicates: Literal["keep", "drop", "sum"] = "keep"
     split: str | None = None
     nonfinite: Literal["refuse", "keep", "zero"] = "refuse"
     unlabeled: Literal["refuse", "ignore"] = "refuse"
@@ -122,6 +132,8 @@ class Recipe:
 
     def __post_init__(self) -> None:
         nodes = self.nodes or NodeTable(())
+        if sum(map(bool, (nodes.label, nodes.labels, nodes.tags))) > 1:
+            raise UsageError("nodes.label, labels and tags are alternatives", "Give one of them.")
         if self.features is not None and nodes.features:
             raise UsageError("nodes.features and [features] are both there", "Give one of them.")
         if self.splits is not None and (nodes.split, nodes.train, nodes.val, nodes.test) != _NONE:

@@ -7,6 +7,7 @@ Letters: N nodes, E edges, F feature width.
 from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -18,12 +19,12 @@ from gnnx.prepare.report import Dropped
 from gnnx.prepare.sparse import SparseRows
 from gnnx.prepare.splits import NAMES
 from gnnx.prepare.text import SUFFIXES, TextFormat, TextTable
+from gnnx.prepare.values import ArrayRows
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from gnnx.prepare.arrays import Workspace
     from gnnx.prepare.nodes import Rows
+    from gnnx.prepare.values import EdgeRows
     from gnnx.threads import Progress
 
 _KINDS = "Give an edge list (.txt .csv .tsv, .gz), .npy edges, an .npz archive or an OGB folder."
@@ -47,6 +48,10 @@ class Source:
     notes: list[str] = dataclasses.field(default_factory=list)
     arrays: dict[str, Array] = dataclasses.field(default_factory=dict)
     """What else is kept of the nodes, by name: their keys, the names of their classes."""
+    values: dict[str, EdgeRows] = dataclasses.field(default_factory=dict)
+    """What edges carry, in their order: ``weight``, ``attr``, ``time``."""
+    offered: str | None = None
+    """Array of values that edges carry, if they are asked for by name."""
     unknown_ends: int = 0
     """Edges left out since they name nodes that are not there."""
     unknown_at: list[str] = dataclasses.field(default_factory=list)
@@ -166,6 +171,53 @@ class Reader:
         """
         return self._table(path) if _is_text(path) else self.rows(path, np.float64)
 
+    def edge_values(self, source: Path, given: str, what: str) -> EdgeRows:
+        """Open values of the edges of an input.
+
+        Parameters
+        ----------
+        source
+            The input.
+        given
+            A file with a row an edge; of an archive, the name of an array; of an edge list in
+            text, numbers of columns, from 0, with commas between them.
+        what
+            Of the edge, for messages.
+
+        Returns
+        -------
+        EdgeRows
+            A row an edge.
+
+        Raises
+        ------
+        UsageError
+            It is nothing of these.
+        """
+        if Path(given).exists():
+            return ArrayRows(self.rows(Path(given), np.float64))
+        if source.suffix == ".npz":
+            return ArrayRows(Archive(self._workspace, source).array(given))
+        columns = given.split(",")
+        if not (_is_text(source) and all(column.isdecimal() for column in columns)):
+            raise UsageError(
+                f"--edge-{what} {given}: no such file, and no column of {source.name}",
+                "Give a file with a row an edge, or numbers of columns, from 0.",
+            )
+        if self._drop_lines:
+            raise UsageError(
+                f"--edge-{what} {given} and --bad-lines drop: which value is whose is not known",
+                "Mend the lines.",
+            )
+        numbers = self._table(source).numbers(np.float64)
+        chosen = [int(column) for column in columns]
+        if max(chosen) >= numbers.width:
+            raise UsageError(
+                f"--edge-{what} {given}: {source.name} has {numbers.width} columns",
+                "Columns are counted from 0.",
+            )
+        return ArrayRows(numbers, chosen)
+
     def _table(self, path: Path, form: TextFormat | None = None) -> TextTable:
         return TextTable(self._workspace, path, form or self._form, self._progress)
 
@@ -198,8 +250,7 @@ class Reader:
                     )
                 source = Source(CsrEdges(matrix))
                 source.num_nodes.append((matrix.where, matrix.shape[0]))
-                if matrix.data is not None:
-                    source.notes.append(f"{matrix.data.where}: values of edges are not kept")
+                source.offered = None if matrix.data is None else f"{prefix}data"
                 return source
         for name in _EDGES:
             if name in archive:
@@ -245,6 +296,9 @@ class Reader:
             source.labels = self._table(raw / "node-label.csv.gz", plain).numbers(np.float64)
         elif (raw / "node-label.npz").exists():
             source.labels = Archive(self._workspace, raw / "node-label.npz").array("node_label")
+        if (raw / "edge-feat.csv.gz").exists():
+            table = self._table(raw / "edge-feat.csv.gz", plain)
+            source.values["attr"] = ArrayRows(table.numbers(np.float32))
         chosen = _ogb_split(folder / "split", split_name)
         if chosen is not None:
             for name, file in zip(NAMES, ("train", "valid", "test"), strict=True):

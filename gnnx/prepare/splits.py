@@ -14,6 +14,7 @@ import numpy as np
 
 from gnnx.errors import DataError, UsageError
 from gnnx.prepare import _kernels
+from gnnx.prepare.nodes import MultiLabels
 from gnnx.prepare.report import EXAMPLES
 from gnnx.prepare.text import TextTable, outside
 from gnnx.random import Key, permute
@@ -194,10 +195,12 @@ class Splits:
         Raises
         ------
         UsageError
-            Shares per class without labels.
+            Shares per class without labels, or with several labels a node.
         """
         if shares.per_class and labels is None:
             raise UsageError("a split per class needs labels", "Give --labels, or shares.")
+        if shares.per_class and isinstance(labels, MultiLabels):
+            raise UsageError("a split per class, but nodes have several labels", "Give shares.")
         class_of = labels if shares.per_class else None
         sizes: collections.Counter[int] = collections.Counter()
         for group, nodes in self._groups(class_of, drawn_from_all=labels is None):

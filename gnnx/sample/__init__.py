@@ -3,12 +3,15 @@
 from gnnx.sample.cluster import Clusters, ClusterSampler
 from gnnx.sample.hetero import HeteroSampler, fanouts_by_type
 from gnnx.sample.neighbor import NeighborSampler, Sampler
+from gnnx.sample.valued import EdgeValues, ValuedSampler
 
 __all__ = [
     "ClusterSampler",
     "Clusters",
+    "EdgeValues",
     "HeteroSampler",
     "NeighborSampler",
     "Sampler",
+    "ValuedSampler",
     "fanouts_by_type",
 ]

@@ -201,6 +201,23 @@ class Dataset:
                 )
             return self._graphs[edge_type]
 
+    def edge_values(self, name: str) -> DiskFeatures | None:
+        """Values of the edges of the only edge type, in the order of its CSR.
+
+        Parameters
+        ----------
+        name
+            ``"weight"``, rows (); ``"attr"``, rows (F,); ``"time"``, rows (). ``"strength"`` has a
+            row a node: the sum of the weights of its in-edges.
+
+        Returns
+        -------
+        DiskFeatures or None
+            None where the edges have no such values.
+        """
+        full = f"{edges_folder(self._edge_type())}/{name}"
+        return self.array(full) if full in self.manifest.arrays else None
+
     @property
     def features(self) -> DiskFeatures:
         """Features, rows (F,)."""

@@ -46,6 +46,8 @@ def base_rss_bytes(model: nn.Module | None = None, dataset: Dataset | None = Non
     toy_model: Any = SAGE(num_features, 8, 2, num_layers=2)
     if isinstance(model, Stack):  # a model of the user's own may not be fit for a toy
         toy_model = copy.deepcopy(model).cpu()
+        for part in toy_model.modules():
+            part.needs_edge_weight = False  # the toy's edges have none
     generator = torch.get_rng_state()
     with tempfile.TemporaryDirectory(prefix="gnnx-") as folder:
         path = Path(folder) / "toy"

@@ -20,7 +20,7 @@ from gnnx.errors import DataError, RunError, UsageError
 from gnnx.inference import parameter_dtype
 from gnnx.loader import HeteroLoader, Loader
 from gnnx.memory import Tier, peak_rss_bytes
-from gnnx.nn import needs_degrees
+from gnnx.nn import needs_degrees, needs_edge_weight
 from gnnx.train.base import base_rss_bytes
 from gnnx.train.checkpoint import has_state, read_state, write_state
 from gnnx.train.metrics import Metrics, evaluate
@@ -179,6 +179,7 @@ class Trainer:
             fanouts,
             batch_size,
             degrees=needs_degrees(self.model),
+            edge_weight=needs_edge_weight(self.model),
             clusters_per_batch=clusters_per_batch,
             **options,
         )
