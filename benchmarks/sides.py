@@ -117,10 +117,16 @@ def timed(call: Callable[[], object], clock: Callable[[], float]) -> Callable[[]
     return case
 
 
-def medians(cases: Mapping[str, Callable[[], float]], rounds: int) -> dict[str, float]:
-    """Median seconds of each case; all take turns, round after round."""
+def medians(
+    cases: Mapping[str, Callable[[], float]], rounds: int, limit_s: float = float("inf")
+) -> dict[str, float]:
+    """Median seconds of each case; all take turns, round after round, at least three of them."""
     seconds: dict[str, list[float]] = {name: [] for name in cases}
+    begin = time.monotonic()
     for turn in range(rounds + 1):
+        spent_s = time.monotonic() - begin
+        if turn > 3 and spent_s * (turn + 1) / turn > limit_s:
+            break
         for name, case in cases.items():
             spent = case()
             if turn:  # the first compiles, and touches the pages

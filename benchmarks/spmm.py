@@ -1,50 +1,50 @@
 """How fast is spmm on a CPU, beside torch and, where a Python with DGL is given, beside DGL?
 
 usage: benchmarks/spmm.py [--graph rmat,community] [--width 32,64,128,256] [--dgl-python PATH]
+       benchmarks/spmm.py --graph parts --random FOLDER --parts FOLDER
 
 All run on torch tensors and the same threads, in turns, round after round; medians are compared.
-Every graph is in random node order. On a machine that others use too, --clock cpu takes the CPU
+RMAT and community are in random node order. "parts" compares a dataset in random order with itself
+as `gnnx partition` has ordered it. On a machine that others use too, --clock cpu takes the CPU
 seconds of one thread in place of the time on the wall. docs/kernels.md says what the bars are.
 """
 
 from __future__ import annotations
 
-import argparse
-import os
-import statistics
-import subprocess
 import tempfile
-import time
 import warnings
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import sides
 import torch
 
-from gnnx import ops, threads
+from gnnx import ops
 from gnnx.graph import Graph
 from gnnx.prepare import synth
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-# Runs in a Python that has DGL: answers each line "width reduce" with the seconds of one pass.
+# Runs in a Python that has DGL.
 _DGL = """
-import sys, time
-import numpy as np, torch, dgl
-torch.set_num_threads(int(sys.argv[1]))
-indptr, indices = (torch.from_numpy(np.load(path)) for path in sys.argv[2:])
+import dgl
+indptr, indices = (torch.from_numpy(np.load(path)) for path in arguments)
 graph = dgl.graph(("csc", (indptr, indices, [])), num_nodes=len(indptr) - 1)
-x = None
-for line in sys.stdin:
-    width, reduce = line.split()
-    if x is None or x.shape[1] != int(width):
-        x = torch.randn(graph.num_nodes(), int(width))
-    begin = time.perf_counter()
-    dgl.ops.gspmm(graph, "copy_lhs", reduce, x, None)
-    print(time.perf_counter() - begin, flush=True)
+graph.create_formats_()
+features = {}
+
+def case(width, reduce):
+    if width not in features:
+        features.clear()
+        features[width] = torch.randn(graph.num_nodes(), int(width))
+    return lambda: dgl.ops.gspmm(graph, "copy_lhs", reduce, features[width], None)
 """
+COLUMNS = (
+    *("graph", "width", "sum ms", "/torch", "/dgl", "mean/torch", "max/torch", "max/dgl"),
+    *("weighted/torch", "back/sum", "back/mean", "back/max", "bf16", "of copy"),
+)
 
 
 def rmat(scale: int, num_edges: int, seed: int = 1) -> Graph:
@@ -67,41 +67,14 @@ def community(num_nodes: int, num_edges: int) -> Graph:
         path = Path(folder) / "community"
         counts = {"num_nodes": num_nodes, "num_edges": num_edges}
         synth(path, **counts, num_features=1, num_classes=16, seed=0)
-        edges = path / "edges" / "node-edge-node"
-        parts = (torch.from_numpy(np.load(edges / f"{name}.npy")) for name in ("indptr", "indices"))
-        return Graph(*parts)
+        return load(path)
 
 
-class Peer:
-    """A process with DGL that runs one pass on demand, between the others' passes."""
-
-    def __init__(self, python: str, graph: Graph, folder: str) -> None:
-        paths = [f"{folder}/{name}.npy" for name in ("indptr", "indices")]
-        for path, part in zip(paths, (graph.indptr, graph.indices.long()), strict=True):
-            np.save(path, part.numpy())
-        command = [python, "-c", _DGL, str(threads.num_threads()), *paths]
-        pipe = subprocess.PIPE
-        self.process = subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True)
-
-    def seconds(self, width: int, reduce: str) -> float:
-        """Time of one pass, taken by the process itself."""
-        assert self.process.stdin is not None
-        assert self.process.stdout is not None
-        print(width, reduce, file=self.process.stdin, flush=True)
-        return float(self.process.stdout.readline())
-
-    def close(self) -> None:
-        """End the process."""
-        self.process.communicate()
-
-
-def timed(call: Callable[[], object], clock: Callable[[], float]) -> float:
-    """Seconds of one call; what it returned is freed outside of them."""
-    begin = clock()
-    result = call()
-    seconds = clock() - begin
-    del result
-    return seconds
+def load(path: Path) -> Graph:
+    """Read the edges of a dataset into memory."""
+    edges = path / "edges" / "node-edge-node"
+    parts = (torch.from_numpy(np.load(edges / f"{name}.npy")) for name in ("indptr", "indices"))
+    return Graph(*parts)
 
 
 def backward(graph: Graph, x: torch.Tensor, reduce: str) -> Callable[[], object]:
@@ -114,7 +87,7 @@ def backward(graph: Graph, x: torch.Tensor, reduce: str) -> Callable[[], object]
 
 
 def measure(
-    graph: Graph, width: int, rounds: int, clock: Callable[[], float], peer: Peer | None
+    graph: Graph, width: int, args: Any, clock: Callable[[], float], peer: sides.Peer | None
 ) -> dict[str, float]:
     """Median seconds of every case at one width."""
     x = torch.randn(graph.num_nodes, width)
@@ -128,86 +101,98 @@ def measure(
     cases: dict[str, Callable[[], float]] = {}
 
     def add(name: str, call: Callable[[], object]) -> None:
-        cases[name] = lambda: timed(call, clock)
+        cases[name] = sides.timed(call, clock)
 
     for reduce, theirs in (("sum", "sum"), ("mean", "mean"), ("max", "amax")):
         add(f"gnnx {reduce}", lambda reduce=reduce: ops.spmm(*csr, x, reduce=reduce))
         add(f"torch {reduce}", lambda theirs=theirs: torch.sparse.mm(matrix, x, theirs))
         if peer is not None and reduce != "mean":
             cases[f"dgl {reduce}"] = lambda reduce=reduce: peer.seconds(width, reduce)
+        add(f"gnnx {reduce} backward", backward(graph, x, reduce))
     add("gnnx weighted", lambda: ops.spmm(*csr, x, weight))
     add("torch weighted", lambda: torch.sparse.mm(weighted, x, "sum"))
     add("gnnx sum bfloat16", lambda: ops.spmm(*csr, narrow))
-    for reduce in ("sum", "mean", "max"):
-        add(f"gnnx {reduce} backward", backward(graph, x, reduce))
     out = torch.empty_like(x)
     add("copy", lambda: out.copy_(x))
-
-    seconds: dict[str, list[float]] = {name: [] for name in cases}
-    for turn in range(rounds + 1):
-        for name, case in cases.items():
-            spent = case()
-            if turn:  # the first compiles, and touches the pages
-                seconds[name].append(spent)
-    return {name: statistics.median(values) for name, values in seconds.items()}
+    return sides.medians(cases, args.rounds, args.seconds)
 
 
-def report(graph: Graph, width: int, ms: dict[str, float]) -> None:
-    """Print the times of one width and how they compare."""
-    print(f"  width {width}: " + ", ".join(f"{k} {1e3 * v:.0f}" for k, v in ms.items()) + " ms")
-    ratios = {
-        f"{reduce} / {side}": ms[f"{side} {reduce}"] / ms[f"gnnx {reduce}"]
-        for reduce in ("sum", "mean", "max", "weighted")
-        for side in ("torch", "dgl")
-        if f"{side} {reduce}" in ms
-    }
-    print("    times as fast: " + ", ".join(f"{k} {v:.2f}" for k, v in ratios.items()))
-    parts = [
-        f"{r} {ms[f'gnnx {r} backward'] / ms[f'gnnx {r}']:.2f}" for r in ("sum", "mean", "max")
-    ]
-    print(f"    backward / forward: {', '.join(parts)}", end="; ")
-    print(f"bfloat16 {ms['gnnx sum'] / ms['gnnx sum bfloat16']:.2f} times as fast as float32")
+def row(name: str, graph: Graph, width: int, s: dict[str, float]) -> tuple[object, ...]:
+    """How the times of one width compare, in the order of `COLUMNS`."""
+
+    def faster(side: str, reduce: str) -> float | str:
+        key = f"{side} {reduce}"
+        return s[key] / s[f"gnnx {reduce}"] if key in s else "-"
+
     moved = 4 * width * (graph.num_edges + graph.num_nodes) + 4 * graph.num_edges
-    rate, copy = moved / ms["gnnx sum"], 2 * 4 * width * graph.num_nodes / ms["copy"]
-    print(f"    {rate / 1e9:.1f} GB/s without reuse, {rate / copy:.2f} of a copy's")
+    share = moved / s["gnnx sum"] / (2 * 4 * width * graph.num_nodes / s["copy"])
+    back = (s[f"gnnx {r} backward"] / s[f"gnnx {r}"] for r in ("sum", "mean", "max"))
+    return (
+        *(name, width, 1e3 * s["gnnx sum"], faster("torch", "sum"), faster("dgl", "sum")),
+        *(faster("torch", "mean"), faster("torch", "max"), faster("dgl", "max")),
+        *(faster("torch", "weighted"), *back, s["gnnx sum"] / s["gnnx sum bfloat16"], share),
+    )
+
+
+def compare_orders(args: Any, clock: Callable[[], float]) -> None:
+    """Time a sum over one graph in two orders of its nodes, in turns."""
+    random, parts = load(args.random), load(args.parts)
+    rows, found = [], {}
+    for width in map(int, args.width.split(",")):
+        x = torch.randn(random.num_nodes, width)
+        cases = {
+            name: sides.timed(lambda g=g, x=x: ops.spmm(g.indptr, g.indices, x), clock)
+            for name, g in (("random", random), ("parts", parts))
+        }
+        s = found[width] = sides.medians(cases, args.rounds, args.seconds)
+        rows.append((width, 1e3 * s["random"], 1e3 * s["parts"], s["random"] / s["parts"]))
+    sides.show(("width", "random ms", "parts ms", "times as fast"), rows)
+    sides.document(args, seconds=found)
 
 
 def main() -> None:
     """Make the graphs, measure, print."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--graph", default="rmat,community")
+    parser = sides.options(__doc__.splitlines()[0], rounds=7)
+    parser.add_argument("--graph", default="rmat", help="some of rmat, community; or parts")
     parser.add_argument("--width", default="32,64,128,256")
-    parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--nodes", type=int, default=1_000_000, help="of the community graph")
     parser.add_argument("--edges", type=int, default=20_000_000, help="of the community graph")
     parser.add_argument("--scale", type=int, default=18, help="log2 of the RMAT graph's nodes")
-    parser.add_argument("--threads", type=int, default=threads.num_threads())
-    parser.add_argument("--clock", choices=("wall", "cpu"), default="wall")
-    parser.add_argument("--dgl-python", help="a Python that has DGL")
+    parser.add_argument("--random", type=Path, help="a dataset in random order, for parts")
+    parser.add_argument("--parts", type=Path, help="the same in part order")
+    parser.add_argument("--seconds", type=float, default=60, help="most a width; 3 rounds least")
     args = parser.parse_args()
-    alone = args.clock == "cpu"
-    threads.set_num_threads(1 if alone else args.threads)
-    clock = time.thread_time if alone else time.perf_counter
+    clock = sides.start(args)
     warnings.filterwarnings("ignore", message="Sparse ", category=UserWarning)
-    print(f"torch {torch.__version__}, {torch.backends.cpu.get_cpu_capability()}, ", end="")
-    print(f"{threads.num_threads()} threads, {args.clock} clock, {args.rounds} rounds, ", end="")
-    print(f"load {os.getloadavg()[0]:.1f}")
+    if args.graph == "parts":
+        compare_orders(args, clock)
+        return
+    rows, found = [], {}
     for name in args.graph.split(","):
         rmat_edges = (1 << args.scale) * 16
         graph = (
             rmat(args.scale, rmat_edges) if name == "rmat" else community(args.nodes, args.edges)
         )
-        degree = graph.degree
+        empty = float((graph.degree == 0).float().mean())
         print(f"{name}: {graph.num_nodes} nodes, {graph.num_edges} edges, ", end="")
-        print(
-            f"largest degree {int(degree.max())}, {float((degree == 0).float().mean()):.2f} empty"
-        )
+        print(f"largest degree {int(graph.degree.max())}, {empty:.2f} empty", flush=True)
         with tempfile.TemporaryDirectory() as folder:
-            peer = Peer(args.dgl_python, graph, folder) if args.dgl_python else None
+            peer = with_dgl(args, graph, folder) if args.dgl_python else None
             for width in map(int, args.width.split(",")):
-                report(graph, width, measure(graph, width, args.rounds, clock, peer))
+                found[f"{name} {width}"] = s = measure(graph, width, args, clock, peer)
+                rows.append(row(name, graph, width, s))
             if peer is not None:
                 peer.close()
+    sides.show(COLUMNS, rows)
+    sides.document(args, seconds=found)
+
+
+def with_dgl(args: Any, graph: Graph, folder: str) -> sides.Peer:
+    """Start the peer on a graph."""
+    paths = [f"{folder}/{name}.npy" for name in ("indptr", "indices")]
+    for path, part in zip(paths, (graph.indptr, graph.indices.long()), strict=True):
+        np.save(path, part.numpy())
+    return sides.Peer(args.dgl_python, _DGL, args.clock, *paths)
 
 
 if __name__ == "__main__":

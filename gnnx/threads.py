@@ -126,7 +126,9 @@ def _nothing(_begin: int, _end: int) -> None:
     """Take the place of a task that is done."""
 
 
-def run(task: Callable[[int, int], Any], size: int, *, grain: int = 1) -> None:
+def run(
+    task: Callable[[int, int], Any], size: int, *, grain: int = 1, most: int | None = None
+) -> None:
     """Call ``task(begin, end)`` over a cut of ``range(size)``, on the pool and the caller's thread.
 
     The caller works too and never waits for a thread that has not started, so that a pool busy
@@ -140,9 +142,14 @@ def run(task: Callable[[int, int], Any], size: int, *, grain: int = 1) -> None:
         Length of the range.
     grain
         The smallest piece worth a call.
+    most
+        About the largest piece. Pieces are taken in order, so that with small ones all threads
+        work near each other, on data that they share.
     """
     workers = _pool.num_threads
     pieces = min(workers * _CHUNKS_PER_THREAD, -(-size // grain))
+    if most is not None:
+        pieces = max(pieces, size // max(most, grain))
     if pieces <= 1 or workers == 1:
         if size:
             task(0, size)

@@ -46,6 +46,19 @@ def test_run_covers_a_range_once(size, grain):
     assert all(begin < end for begin, end in pieces)
 
 
+@given(size=st.integers(0, 3000), grain=st.integers(1, 50), most=st.integers(1, 200))
+def test_run_in_small_pieces_in_order(size, grain, most):
+    """No piece is larger than asked for, so that threads are never far from each other."""
+    before, sizes = threads.num_threads(), []
+    threads.set_num_threads(2)
+    try:
+        threads.run(lambda b, e: sizes.append(e - b), size, grain=grain, most=most)
+    finally:
+        threads.set_num_threads(before)
+    assert sum(sizes) == size
+    assert all(piece < 2 * max(most, grain) for piece in sizes)
+
+
 @pytest.mark.parametrize("size", [0, 1, 2, 7, 1000])
 def test_run_with_any_number_of_threads(pool, size):
     times, pieces = _counted(size, 1)

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 Ids: TypeAlias = "NDArray[np.int64]"
 
 PIECE = 1 << 16  # elements that make a piece worth a thread's while: some 20 us
+_NEAR = 64  # such pieces at most in a call, or a thread would be in another part than the next one
 _HUB = 8192  # longer rows are shared among threads: a piece is about 1 ms of gathering
 NO_HUBS = np.empty(0, np.int64)
 
@@ -28,7 +29,11 @@ def grain(width: int) -> int:
 
 
 def over_rows(task: Callable[[int, int], Any], indptr: Tensor, width: int) -> None:
-    """Call ``task(begin, end)`` over ranges of rows with about as many rows + edges each."""
+    """Call ``task(begin, end)`` over ranges of rows with about as many rows + edges each.
+
+    A range is some ms of work. Where rows are ordered by part, all threads are thus in the same
+    part, and find in the shared cache what one of them has read.
+    """
     ends = indptr.numpy()
 
     def piece(begin: int, end: int) -> None:
@@ -36,7 +41,8 @@ def over_rows(task: Callable[[int, int], Any], indptr: Tensor, width: int) -> No
         if first < last:
             task(first, last)
 
-    threads.run(piece, len(ends) - 1 + int(ends[-1]), grain=grain(width))
+    least = grain(width)
+    threads.run(piece, len(ends) - 1 + int(ends[-1]), grain=least, most=_NEAR * least)
 
 
 def hub_slots(indptr: Tensor) -> Ids:
