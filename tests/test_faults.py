@@ -20,7 +20,7 @@ from gnnx.partition import partition
 from gnnx.prepare import _kernels, prepare
 
 NUM_NODES, NUM_EDGES = 5000, 60_000
-CLI = [sys.executable, "-m", "gnnx.cli"]
+CLI = [sys.executable, "-m", "gnnx"]
 
 
 def write_inputs(folder, num_nodes=NUM_NODES, num_edges=NUM_EDGES, width=16):
