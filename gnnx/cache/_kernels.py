@@ -15,6 +15,8 @@ from gnnx.threads import inlined, kernel
 
 WORDS = 8  # 64-bit words of a block: one cache line
 BLOCK = WORDS * 64
+HEATS = 64
+"""Degrees of how often the batches of late windows wanted a row, from 0 on."""
 
 
 @kernel
@@ -134,10 +136,12 @@ def common_kernel(bits: Any, others: Any) -> Any:
 
 
 @kernel
-def both_kernel(bits: Any, others: Any, out: Any) -> None:
-    """Set the bits set in both."""
+def num_set_kernel(bits: Any) -> Any:
+    """Count the bits set."""
+    count = np.int64(0)
     for word in range(bits.shape[0]):
-        out[word] = bits[word] & others[word]
+        count += _popcount(bits[word])
+    return count
 
 
 @kernel
@@ -217,16 +221,127 @@ def misses_kernel(rows: Any, places: Any, bits: Any, missing: Any, missing_place
 
 
 @kernel
-def hits_kernel(rows: Any, places: Any, bits: Any, before: Any, kept: Any, out: Any) -> None:
-    """Copy the rows that are cached to their places; `kept` and `out` are machine words."""
+def hits_kernel(rows: Any, places: Any, bits: Any, before: Any, slots: Any, kept: Any,
+                out: Any) -> None:  # fmt: skip
+    """Copy the rows that are cached to their places; `kept` and `out` are machine words.
+
+    Member number r is in slot r, or in ``slots[r]``.
+    """
     for i in range(rows.shape[0]):
         row = rows[i]
         if not _cached(bits, row):
             continue
-        slot = _rank(bits, before, row)
+        rank = _rank(bits, before, row)
+        slot = rank if slots is None else np.int64(slots[rank])
         place = i if places is None else places[i]
         for word in range(kept.shape[1]):
             out[place, word] = kept[slot, word]
+
+
+# a window's members in ascending order: where each is, the last batch that wants it, its heat
+
+
+@kernel
+def use_kernel(ids: Any, step: Any, bits: Any, before: Any, last: Any, heat: Any) -> None:
+    """Enter a batch as the last that wants its rows, all of them members, and heat them."""
+    for i in range(ids.shape[0]):
+        rank = _rank(bits, before, np.int64(ids[i]))
+        last[rank] = step
+        heat[rank] = min(heat[rank] + 8, HEATS - 1)
+
+
+@kernel
+def done_kernel(ids: Any, step: Any, bits: Any, before: Any, last: Any, slot: Any,
+                free: Any) -> Any:  # fmt: skip
+    """List the places of a batch's rows that no later one wants and that do not stay."""
+    n = 0
+    for i in range(ids.shape[0]):
+        rank = _rank(bits, before, np.int64(ids[i]))
+        if last[rank] == step:
+            free[n] = slot[rank]
+            n += 1
+    return n
+
+
+@kernel
+def heat_kernel(bits: Any, wanted: Any, heat: Any, counts: Any) -> None:
+    """Count the members of each heat that are not wanted."""
+    rank = 0
+    for word in range(bits.shape[0]):
+        left = bits[word]
+        while left:
+            lowest = left & (~left + np.uint64(1))
+            left ^= lowest
+            if not wanted[word] & lowest:
+                counts[heat[rank]] += 1
+            rank += 1
+
+
+@kernel
+def leave_kernel(bits: Any, wanted: Any, heat: Any, quota: Any, num_done: Any, last: Any,
+                 slot: Any, stay: Any, free: Any) -> Any:  # fmt: skip
+    """Let members leave that are not wanted, as many of each heat as its quota says.
+
+    Those that stay have their bits set in `stay`, and a last use below zero. The places of those
+    that no batch is going to want are listed in `free`; how many they are.
+    """
+    rank = n = 0
+    for word in range(bits.shape[0]):
+        left = bits[word]
+        while left:
+            lowest = left & (~left + np.uint64(1))
+            left ^= lowest
+            if wanted[word] & lowest or quota[heat[rank]] == 0:
+                stay[word] |= lowest
+                last[rank] = -last[rank]
+            else:
+                quota[heat[rank]] -= 1
+                if last[rank] <= num_done:
+                    free[n] = slot[rank]
+                    n += 1
+            rank += 1
+    return n
+
+
+@kernel
+def carry_kernel(bits: Any, slot: Any, heat: Any, others: Any, other_slot: Any,
+                 other_heat: Any) -> Any:  # fmt: skip
+    """Give the members of the next window the places that they have; count those that have none.
+
+    Seven eighths of the heat of the rows are left.
+    """
+    rank = other = missing = 0
+    for word in range(bits.shape[0]):
+        left = bits[word] | others[word]
+        while left:
+            lowest = left & (~left + np.uint64(1))
+            left ^= lowest
+            was = bits[word] & lowest != 0
+            if others[word] & lowest:
+                other_heat[other] = heat[rank] - (heat[rank] >> 3) if was else 0
+                other_slot[other] = slot[rank] if was else -1
+                missing += not was
+                other += 1
+            rank += was
+    return missing
+
+
+@kernel
+def place_kernel(bits: Any, at: Any, slot: Any, slots: Any, ids: Any) -> None:
+    """Give slots to the next members that have none, and list their ids, ascending.
+
+    ``at`` is the id to go on from, and the number of members before it.
+    """
+    n = 0
+    start, rank = at[0], at[1]
+    while n < ids.shape[0]:
+        if _cached(bits, start):
+            if slot[rank] < 0:
+                slot[rank], ids[n] = slots[n], start
+                n += 1
+            rank += 1
+        start += 1
+    at[0], at[1] = start, rank
 
 
 @kernel

@@ -6,7 +6,6 @@ elsewhere (`gnnx.cache.access`).
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 import math
 import threading
@@ -84,8 +83,6 @@ class FeatureCache(FeatureStore):
         (C,) int64, distinct and ascending: the rows to keep. May be empty, or all. Or a sealed set.
     ledger
         Where rows and index come from (HOST, owner "cache").
-    through
-        What the first fill reads instead of the source: a store with some of its rows at hand.
 
     Attributes
     ----------
@@ -107,8 +104,6 @@ class FeatureCache(FeatureStore):
         source: FeatureStore,
         ids: NDArray[np.int64] | RowSet,
         ledger: Ledger,
-        *,
-        through: FeatureStore | None = None,
     ) -> None:
         self.source, self.fill_bytes = source, 0
         self.rows = ids if isinstance(ids, RowSet) else RowSet.of(ids, source.num_rows, ledger)
@@ -116,7 +111,41 @@ class FeatureCache(FeatureStore):
         self._lock = threading.Lock()
         self._counts = AccessCounts()
         self._kept: torch.Tensor | None = None
-        self.fill(through)
+        self._slots: NDArray[np.int32] | None = None
+        self.fill()
+
+    @classmethod
+    def over(
+        cls,
+        source: FeatureStore,
+        rows: RowSet,
+        table: torch.Tensor,
+        slots: NDArray[np.int32],
+        ledger: Ledger,
+    ) -> FeatureCache:
+        """Make a cache of rows that somebody else has read.
+
+        Parameters
+        ----------
+        source
+            As of the class.
+        rows
+            Which rows, a sealed set of C.
+        table
+            (≥ C, ...), where they are; others may use its other rows.
+        slots
+            (C,) int32: where in the table each of them is, in ascending order of the rows.
+        ledger
+            As of the class.
+
+        Returns
+        -------
+        FeatureCache
+            With counts of its own.
+        """
+        cache = cls(source, np.empty(0, np.int64), ledger)
+        cache.rows, cache._kept, cache._slots = rows, table, slots
+        return cache
 
     @property
     def num_kept(self) -> int:
@@ -159,29 +188,16 @@ class FeatureCache(FeatureStore):
         """Bytes of the reads of the source so far, where it is a file."""
         return self.source.file.bytes_read if isinstance(self.source, DiskFeatures) else 0
 
-    def apart(self) -> FeatureCache:
-        """Give the same rows, with counts of their own."""
-        other = copy.copy(self)
-        other._counts = AccessCounts()  # noqa: SLF001 - its own class
-        return other
-
-    def fill(self, through: FeatureStore | None = None) -> None:
-        """Read the chosen rows, in the order of the file; nothing where they are held already.
-
-        Parameters
-        ----------
-        through
-            As of the class.
-        """
+    def fill(self) -> None:
+        """Read the chosen rows, in the order of the file; nothing where they are held already."""
         if self.is_filled or not self.num_kept:
             return
-        source = through or self.source
         kept = self._ledger.tensor((self.num_kept, *self.row_shape), self.dtype, Tier.HOST, "cache")
         pending, start = None, 0
         for begin in range(0, self.num_kept, _FILL_ROWS):
             end = min(begin + _FILL_ROWS, self.num_kept)
             ids, start = self.rows.ids(start, end - begin)
-            following = source.fetch(ids, kept[begin:end])
+            following = self.source.fetch(ids, kept[begin:end])
             if pending is not None:  # two pieces are under way, so that the disk never idles
                 pending.wait()
             pending = following
@@ -264,7 +280,9 @@ class FeatureCache(FeatureStore):
         words, target = words_of(kept, out)
         # one thread: the copy is bound by memory (two take as long as one), and batches are
         # prepared side by side
-        _kernels.hits_kernel(rows, slots, self.rows.bits, self.rows.before, words, target)
+        _kernels.hits_kernel(
+            rows, slots, self.rows.bits, self.rows.before, self._slots, words, target
+        )
 
     def _count(self, num_rows: int, num_hits: int) -> None:
         num_misses = num_rows - num_hits

@@ -16,7 +16,7 @@ import threading
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from gnnx.cache.packs import PackedWindow
-from gnnx.cache.staging import StagedWindow
+from gnnx.cache.staging import Pool, StagedWindow
 from gnnx.cache.strategy import lengths
 from gnnx.errors import ResourceError, RunError
 
@@ -59,6 +59,9 @@ class Window(Protocol):
     def store(self, index: int) -> FeatureStore:
         """Tell where a batch of the window finds its rows."""
         ...
+
+    def done(self, index: int) -> None:
+        """Tell that a batch of the window, and those before, have their rows."""
 
     def close(self) -> None:
         """Give back what memory does not give back by itself."""
@@ -189,7 +192,12 @@ class Lookahead:
     def done(self, step: int) -> None:
         """Tell that the rows of a step, and of those before, are in place."""
         with self._changed:
-            while self._spans and self._spans[0].end <= step + 1:
+            while self._spans and self._spans[0].begin <= step:
+                span = self._spans[0]
+                if span.window is not None:
+                    span.window.done(min(step + 1, span.end) - 1 - span.begin)
+                if step + 1 < span.end:
+                    break
                 self._drop(self._spans.popleft())
             self._changed.notify_all()
 
@@ -233,11 +241,12 @@ class Lookahead:
     def _work(self) -> None:
         """Make windows one after the other, in the thread."""
         try:
+            pool = self._new_pool()
             window = None
             for steps in lengths(self._strategy.steps, self._num_steps - self._num_covered):
                 end = self._num_covered + steps
                 while self._num_covered < end and self._may_begin():
-                    window = self._make(self._num_covered, end, window)
+                    window = self._make(self._num_covered, end, window, pool)
         except ResourceError as error:  # batches can do without windows
             _log.warning("No windows for the rest of the epoch: %s", error.cause)
             self._publish(_Span(self._num_covered, self._num_steps, None))
@@ -252,9 +261,11 @@ class Lookahead:
             self._changed.wait_for(lambda: self._stopped or len(self._spans) < _MOST_WINDOWS)
             return not self._stopped
 
-    def _make(self, begin: int, last: int, before: Window | None) -> Window | None:
+    def _make(
+        self, begin: int, last: int, before: Window | None, pool: Pool | None
+    ) -> Window | None:
         """Make the window of steps `begin` to `last`, or as many as fit, and publish it."""
-        window, end = self._new(before), begin
+        window, end = self._new(before, pool), begin
         while end < last and not self._stopped:
             self._stage = f"finding the rows of step {end}"
             if not window.add(self._missing(end)):
@@ -262,7 +273,7 @@ class Lookahead:
             end += 1
         if end == begin:  # not even one batch: it reads for itself
             self._publish(_Span(begin, begin + 1, None))
-            return None
+            return before
         self._stage = f"reading the rows of steps {begin} to {end - 1}"
         try:
             window.read()
@@ -272,18 +283,28 @@ class Lookahead:
         self._publish(_Span(begin, end, window))
         return window
 
-    def _new(self, before: Window | None) -> Window:
+    def _new_pool(self) -> Pool | None:
+        """Take the places that windows in memory share."""
+        plan, source = self._strategy, self._features.source
+        if plan.kind != "windows":
+            return None
+        return Pool(
+            source,
+            plan.num_rows,
+            self._dataset.ledger,
+            self._changed,
+            lambda: self._stopped,
+            self._timeout_s,
+        )
+
+    def _new(self, before: Window | None, pool: Pool | None) -> Window:
         features, plan = self._features, self._strategy
-        if plan.kind == "packs":
-            return PackedWindow(
-                self._dataset,
-                features.source,
-                plan.num_rows,
-                plan.id_bytes,
-                lambda: self._stopped,
-            )
-        last = before if isinstance(before, StagedWindow) else None
-        return StagedWindow(features.source, plan.num_rows, self._dataset.ledger, last)
+        if pool is not None:
+            last = before if isinstance(before, StagedWindow) else None
+            return StagedWindow(pool, plan.id_bytes, last)
+        return PackedWindow(
+            self._dataset, features.source, plan.num_rows, plan.id_bytes, lambda: self._stopped
+        )
 
     def _missing(self, step: int) -> NDArray[np.int64]:
         """Rows of a step that do not stay."""

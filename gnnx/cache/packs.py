@@ -174,6 +174,9 @@ class PackedWindow:
             self.rows_served += len(rows)
         return self._scratch.fetch(places, out, keys)
 
+    def done(self, index: int) -> None:
+        """Nothing to do: the file goes back as a whole."""
+
     def close(self) -> None:
         """Give the file back; no batch is being read any more."""
         if self._scratch is not None:

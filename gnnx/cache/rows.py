@@ -108,18 +108,15 @@ class RowSet:
         count: int = _kernels.common_kernel(self.bits, other.bits)
         return count
 
-    def both(self, other: RowSet) -> RowSet:
-        """Make the set of rows that are members of both, of the same store; not sealed."""
-        rows = RowSet(self.num_rows, self._ledger)
-        _kernels.both_kernel(self.bits, other.bits, rows.bits)
-        rows._count = self.common(other)
-        return rows
-
     def retain(self, other: RowSet, capacity: int) -> None:
         """Make members of another set of the same store members too, up to a number of members."""
         room = min(capacity - len(self), len(other) - self.common(other))
         _kernels.retain_kernel(self.bits, other.bits, room)
         self._count += room
+
+    def count_members(self) -> None:
+        """Count the members anew, after their bits were set from outside."""
+        self._count = _kernels.num_set_kernel(self.bits)
 
     def seal(self) -> None:
         """Count what slots are made of; members are as they are from now on."""

@@ -5,12 +5,12 @@ wants row v, W the batches of a window, C the rows that stay. With draws of diff
 as independent, W batches want 1 - (1 - p)^W of row v.
 
 - Each batch on its own reads what it misses, straight to its place.
-- A window in memory reads the rows of W batches once, in disk order; two windows are held, since
-  one is read while the other is used. Rows of one that the next wants as well are not read again.
+- A window in memory reads the rows of W batches once, in disk order; the next one is read into
+  the places of rows that are done with. Rows that both want are not read again.
 - Packs: the rows of W batches are read once, in disk order, and written to a scratch file, those
   of a batch one after the other. W costs the ids of the rows, 4 bytes each, not the rows.
 
-A row that stays costs one place; one that is in a window with probability q costs 2 q places. So
+A row that stays costs one place; one that is in a window with probability q costs q places. So
 the likeliest rows stay, the more the longer the window is, and the split follows from the room.
 """
 
@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import math
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
@@ -25,6 +26,7 @@ import numpy as np
 from gnnx.cache import _kernels
 from gnnx.cache.features import overhead_bytes
 from gnnx.cache.rows import index_bytes
+from gnnx.cache.staging import MOST_STEPS, pool_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -42,7 +44,7 @@ _GAIN = 0.75
 _SPREAD = 1.1  # a window's rows beside those expected
 _NUM_BINS = 1 << 11
 _LARGEST_PIECE, _SMALLEST_PIECE = 8 << 20, 64 << 10
-_FIRST_STEPS = 4
+_FIRST_STEPS, _GROWTH = 4, 4
 NUM_PIECES = 3
 """Buffers of a packing: two that are read in turn, one that is written from."""
 
@@ -87,7 +89,7 @@ class Strategy:
     num_rows: int
     """Rows of a window in memory, at most, or of a piece of a packing."""
     id_bytes: int
-    """Bytes of the ids of a packing, at most."""
+    """Bytes of the ids of a window's batches, at most."""
     cost_bytes: float
     """Expected cost of a batch, in bytes streamed."""
 
@@ -146,19 +148,18 @@ def held_bytes(strategy: Strategy, num_rows: int, row_bytes: int) -> int:
         return held + (overhead_bytes(num_rows) if strategy.num_kept else 0)
     held += overhead_bytes(num_rows)
     if strategy.kind == "windows":
-        sets = overhead_bytes(num_rows) + index_bytes(num_rows)
-        return held + 2 * (strategy.num_rows * row_bytes + sets)
+        return held + pool_bytes(strategy.num_rows, num_rows, row_bytes) + 2 * strategy.id_bytes
     piece = NUM_PIECES * strategy.num_rows * (row_bytes + 8)
     return held + strategy.id_bytes + piece + index_bytes(num_rows)
 
 
 def lengths(steps: int, num_steps: int) -> Iterator[int]:
-    """Batches of the windows of an epoch: nothing hides the first one, so they grow from 4 on."""
-    length = min(_FIRST_STEPS, steps)
+    """Batches of the windows of an epoch: nothing hides the first one, so that they grow."""
+    length = min(steps, max(_FIRST_STEPS, steps // _GROWTH**2))
     while num_steps > 0:
         yield min(length, num_steps)
         num_steps -= length
-        length = min(2 * length, steps)
+        length = min(_GROWTH * length, steps)
 
 
 def read_cost(count: float, num_rows: int, row_bytes: int) -> float:
@@ -185,15 +186,21 @@ def _rows(room: int, demand: Demand, num_rows: int, row_bytes: int) -> Strategy:
 def _windows(
     room: int, demand: Demand, num_rows: int, row_bytes: int, steps: int, num_steps: int
 ) -> Strategy | None:
-    fixed = 3 * overhead_bytes(num_rows) + 2 * index_bytes(num_rows)
-    distinct = demand.beyond(steps)
-    kept = _most(demand, room - fixed, row_bytes + 8, 2 * _SPREAD * row_bytes * distinct)
+    if steps > MOST_STEPS:
+        return None
+    fixed = overhead_bytes(num_rows) + pool_bytes(0, num_rows, row_bytes)
+    place_bytes = pool_bytes(1, num_rows, row_bytes) - pool_bytes(0, num_rows, row_bytes)
+    missed = demand.beyond(1)
+    ids = _SPREAD * steps * _id_bytes(num_rows) * missed
+    places = _SPREAD * place_bytes * demand.beyond(steps)
+    kept = _most(demand, room - fixed, row_bytes + 8, places + 2 * ids)
     if kept is None:
         return None
+    id_bytes = math.ceil(_at(demand, kept, ids))
     # what the estimate leaves of the room goes to the windows
-    rows = (room - fixed - kept * (row_bytes + 8)) // (2 * max(1, row_bytes))
+    rows = (room - fixed - kept * (row_bytes + 8) - 2 * id_bytes) // place_bytes
     cost = _window_cost(demand, kept, num_rows, row_bytes, steps, num_steps, carried=True)
-    return Strategy("windows", kept, steps, int(min(rows, num_rows)), 0, cost)
+    return Strategy("windows", kept, steps, max(1, int(min(rows, num_rows))), id_bytes, cost)
 
 
 def _packs(
@@ -208,9 +215,8 @@ def _packs(
     piece_bytes = min(_LARGEST_PIECE, max(_SMALLEST_PIECE, room // 16))
     piece = min(num_rows, max(1, piece_bytes // (row_bytes + 8)))
     fixed = NUM_PIECES * piece * (row_bytes + 8) + overhead_bytes(num_rows) + index_bytes(num_rows)
-    id_bytes = 4 if num_rows <= 2**31 else 8
     missed = demand.beyond(1)
-    ids = _SPREAD * steps * id_bytes * missed
+    ids = _SPREAD * steps * _id_bytes(num_rows) * missed
     kept = _most(demand, room - fixed, row_bytes + 8, ids)
     if kept is None:
         return None
@@ -220,6 +226,10 @@ def _packs(
     cost = _window_cost(demand, kept, num_rows, row_bytes, steps, num_steps, carried=False)
     cost += _PACK_COST * batch * row_bytes
     return Strategy("packs", kept, steps, piece, room - fixed - kept * (row_bytes + 8), cost)
+
+
+def _id_bytes(num_rows: int) -> int:
+    return 4 if num_rows <= 2**31 else 8
 
 
 def _most(demand: Demand, room: float, row_cost: float, rest: NDArray[np.float64]) -> int | None:

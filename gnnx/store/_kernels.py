@@ -2,7 +2,8 @@
 
 Letters: R rows asked. A request is an `order` of R ascending entries. With ``shift == 0`` entry i
 is a row and goes to position i; else it is ``row << shift | position``. Row r lies at byte
-``base + r * stride`` of the file and is `row_bytes` long, but ends before byte `end`.
+``base + r * stride`` of the file and is `row_bytes` long, but ends before byte `end`. A read costs
+as much as `gap` bytes streamed, so that smaller gaps between rows are read.
 """
 
 from __future__ import annotations
@@ -18,7 +19,6 @@ from numba.np.numpy_support import carray
 from gnnx.threads import inlined, kernel
 
 BLOCK = 4096  # direct I/O wants offsets, sizes and buffers in multiples of the device's block
-RUN_COST = 16 << 10  # a read costs as much as this many bytes streamed, so smaller gaps are read
 
 # state of a request, shared by its readers
 TICKET, STOP = 0, 1
@@ -109,7 +109,7 @@ def sort_rows(rows: Any, shift: Any, row_bits: Any, order: Any, scratch: Any) ->
 
 @inlined
 def _run(order: Any, i: Any, stop: Any, shift: Any, base: Any, stride: Any, row_bytes: Any,
-         end: Any, largest: Any) -> Any:  # fmt: skip
+         end: Any, gap: Any, largest: Any) -> Any:  # fmt: skip
     """Find the run that begins with entry i: entries :j, blocks [low, high), data up to `last`."""
     first = base + (order[i] >> shift) * stride
     low = first // BLOCK * BLOCK
@@ -119,7 +119,7 @@ def _run(order: Any, i: Any, stop: Any, shift: Any, base: Any, stride: Any, row_
         begin = base + (order[j] >> shift) * stride
         reach = min(begin + row_bytes, end)
         high = (last + BLOCK - 1) // BLOCK * BLOCK
-        if begin < first or begin > high + RUN_COST:
+        if begin < first or begin > high + gap:
             break
         if (reach + BLOCK - 1) // BLOCK * BLOCK - low > largest:
             break
@@ -129,8 +129,8 @@ def _run(order: Any, i: Any, stop: Any, shift: Any, base: Any, stride: Any, row_
 
 
 @kernel
-def cut(order: Any, shift: Any, base: Any, stride: Any, row_bytes: Any, end: Any, smallest: Any,
-        largest: Any, num_readers: Any, bounds: Any) -> Any:  # fmt: skip
+def cut(order: Any, shift: Any, base: Any, stride: Any, row_bytes: Any, end: Any, gap: Any,
+        smallest: Any, largest: Any, num_readers: Any, bounds: Any) -> Any:  # fmt: skip
     """Cut a request into chunks of whole runs of about equal cost, so that readers end together.
 
     Chunk c is the entries ``bounds[c]:bounds[c + 1]``. Returns the number of chunks, and the
@@ -140,8 +140,8 @@ def cut(order: Any, shift: Any, base: Any, stride: Any, row_bytes: Any, end: Any
     cost = 0
     i = 0
     while i < size:
-        i, low, high, _ = _run(order, i, size, shift, base, stride, row_bytes, end, largest)
-        cost += high - low + RUN_COST
+        i, low, high, _ = _run(order, i, size, shift, base, stride, row_bytes, end, gap, largest)
+        cost += high - low + gap
     run = cost // (2 * num_readers) // BLOCK * BLOCK
     run = min(largest, max(smallest, run))
     share = cost // (bounds.shape[0] - 1) + 1
@@ -150,8 +150,8 @@ def cut(order: Any, shift: Any, base: Any, stride: Any, row_bytes: Any, end: Any
     cost = 0
     i = 0
     while i < size:
-        i, low, high, _ = _run(order, i, size, shift, base, stride, row_bytes, end, run)
-        cost += high - low + RUN_COST
+        i, low, high, _ = _run(order, i, size, shift, base, stride, row_bytes, end, gap, run)
+        cost += high - low + gap
         if cost >= share and num_chunks < bounds.shape[0] - 2:
             num_chunks += 1
             bounds[num_chunks] = i
@@ -182,8 +182,8 @@ def _read(fd: Any, buffer: Any, size: Any, at: Any, need: Any) -> Any:
 
 @kernel
 def read_chunks(fd: Any, order: Any, shift: Any, base: Any, stride: Any, row_bytes: Any, end: Any,
-                largest: Any, bounds: Any, slots: Any, out: Any, state: Any, num_jobs: Any,
-                buffer: Any, capacity: Any, result: Any) -> None:  # fmt: skip
+                gap: Any, largest: Any, bounds: Any, slots: Any, out: Any, state: Any,
+                num_jobs: Any, buffer: Any, capacity: Any, result: Any) -> None:  # fmt: skip
     """One reader's work: take chunks, read their runs, copy rows to their slots.
 
     Until no chunk is left, or after one where other requests wait (``num_jobs[0] > 1``). `out` and
@@ -199,7 +199,7 @@ def read_chunks(fd: Any, order: Any, shift: Any, base: Any, stride: Any, row_byt
         i = bounds[chunk]
         while i < bounds[chunk + 1]:
             j, low, high, last = _run(
-                order, i, bounds[chunk + 1], shift, base, stride, row_bytes, end, largest
+                order, i, bounds[chunk + 1], shift, base, stride, row_bytes, end, gap, largest
             )
             while low < high:
                 size = min(capacity, high - low)
