@@ -441,3 +441,31 @@ def belady_fetches(batches, windows, pinned, capacity):
                     held.remove(worst)
                     held.add(row)
     return fetched
+
+
+def roc_auc(scores, positive):
+    """Share of pairs in order, pair by pair; a tie is half a pair."""
+    above = [s for s, p in zip(scores, positive, strict=True) if p]
+    below = [s for s, p in zip(scores, positive, strict=True) if not p]
+    if not above or not below:
+        return None
+    pairs = [1.0 if a > b else 0.5 if a == b else 0.0 for a in above for b in below]
+    return sum(pairs) / len(pairs)
+
+
+def average_precision(scores, positive):
+    """Precision at every threshold times the recall won there."""
+    total, area, before = sum(map(bool, positive)), 0.0, 0.0
+    if not total:
+        return None
+    for threshold in sorted(set(scores), reverse=True):
+        taken = [p for s, p in zip(scores, positive, strict=True) if s >= threshold]
+        recall = sum(map(bool, taken)) / total
+        area += (recall - before) * sum(map(bool, taken)) / len(taken)
+        before = recall
+    return area
+
+
+def f1(predicted, right):
+    both = np.sum(predicted & right)
+    return 2 * both / max(1, np.sum(predicted) + np.sum(right))

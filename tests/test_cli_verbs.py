@@ -105,11 +105,21 @@ def test_train_document_has_its_keys(graph):
     document = run("train", graph, *TRAIN, "--memory", "16MiB", "--device-memory", "64MiB")
     assert list(document) == [
         *("schema", "command", "dataset", "model", "options"),
-        *("epochs", "best_epoch", "val_accuracy", "test_accuracy", "num_parameters", "memory"),
+        *("epochs", "best_epoch", "val_accuracy", "test_accuracy"),
+        *("metric", "val_score", "test_score", "num_parameters", "memory"),
     ]
     assert [set(epoch) for epoch in document["epochs"]] == 2 * [
         {
-            *("epoch", "loss", "val_loss", "val_accuracy", "seconds", "sample_s", "fetch_s"),
+            *(
+                "epoch",
+                "loss",
+                "val_loss",
+                "val_accuracy",
+                "val_score",
+                "seconds",
+                "sample_s",
+                "fetch_s",
+            ),
             *(
                 "wait_s",
                 "compute_s",
@@ -139,6 +149,19 @@ def test_train_options_reach_the_training(graph):
     sage = ("train", graph, *TRAIN, "--model", "sage")
     assert run(*sage)["model"]["aggr"] == "mean"
     assert run(*sage, "--aggr", "max")["model"]["aggr"] == "max"
+
+
+def test_train_by_a_metric(graph):
+    document = run("train", graph, *TRAIN, "--metric", "ap")
+    assert document["metric"] == document["options"]["metric"] == "ap"
+    scores = [epoch["val_score"] for epoch in document["epochs"]]
+    assert document["val_score"] == scores[document["best_epoch"]] == max(scores)
+    # all of its validation nodes are of one class, so that there is no pair: the last weights stay
+    undefined = run("train", graph, *TRAIN, "--metric", "rocauc")
+    assert (undefined["val_score"], undefined["best_epoch"]) == (None, None)
+    shown = runner.invoke(app, ["train", str(graph), *TRAIN, "--metric", "f1-macro"]).stdout
+    assert "test f1-macro" in shown
+    assert "val f1-macro" in shown
 
 
 def test_train_twice_is_the_same(graph):

@@ -92,6 +92,10 @@ def train(
         int,
         typer.Option(min=0, metavar="N", help="Epochs between validations; 0: at the end only."),
     ] = 1,
+    metric: Annotated[
+        Literal["accuracy", "rocauc", "ap", "f1", "f1-macro"],
+        typer.Option(help="What the best weights are chosen by, on validation."),
+    ] = "accuracy",
     patience: Annotated[
         int | None,
         typer.Option(
@@ -173,6 +177,7 @@ def train(
             "schedule": schedule,
             "class_weights": None if class_weights == "none" else class_weights,
             "eval_every": eval_every,
+            "metric": metric,
             "patience": patience,
             "seed": seed,
             "device": device,
@@ -192,7 +197,7 @@ def train(
         "options": {**options, "epochs": epochs, "bf16": bf16},
         **result.as_dict(),
     }
-    return Answer(document, Group(epochs_table(result.epochs), _totals(result)))
+    return Answer(document, Group(epochs_table(result.epochs, metric), _totals(result)))
 
 
 def _config(
@@ -225,19 +230,19 @@ def _config(
     return config
 
 
-def epochs_table(epochs: "list[EpochReport]") -> Table:
-    """One row an epoch: loss, accuracy, time, and how many rows the cache spared the disk."""
+def epochs_table(epochs: "list[EpochReport]", metric: str = "accuracy") -> Table:
+    """One row an epoch: loss, metric, time, and how many rows the cache spared the disk."""
     from gnnx.memory import format_bytes
 
     table = Table(title="epochs", title_justify="left")
-    for name in ("epoch", "loss", "val accuracy", "seconds", "hit ratio", "read from disk"):
+    for name in ("epoch", "loss", f"val {metric}", "seconds", "hit ratio", "read from disk"):
         table.add_column(name, justify="right")
     for report in epochs:
         hits = report.rows_hit / max(1, report.rows_requested)
         table.add_row(
             str(report.epoch + 1),
             f"{report.loss:.4f}",
-            percent(report.val_accuracy),
+            percent(report.val_score),
             f"{report.seconds:.1f}",
             percent(hits),
             format_bytes(report.disk_read_bytes),
@@ -259,8 +264,8 @@ def _totals(report: "TrainReport") -> Table:
     return facts(
         "result",
         {
-            "test accuracy": percent(report.test_accuracy),
-            "validation accuracy": percent(report.val_accuracy),
+            f"test {report.metric}": percent(report.test_score),
+            f"validation {report.metric}": percent(report.val_score),
             "parameters": report.num_parameters,
             "peak of host buffers": f"{format_bytes(memory.peak_ledger_bytes)} of {budget}",
             "peak of batch buffers": format_bytes(memory.peak_device_ledger_bytes),

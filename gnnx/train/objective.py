@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from gnnx.errors import UsageError
-from gnnx.train.metrics import UNLABELLED
+from gnnx.train.metrics import UNKNOWN, UNLABELLED, has_several_labels
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -52,10 +52,17 @@ def make_scheduler(
     )
 
 
-def cross_entropy(
+def make_loss(
     class_weights: str | torch.Tensor | None, dataset: Dataset, device: torch.device
 ) -> nn.Module:
-    """Mean cross-entropy of the labelled seeds, weighted by class; see `Trainer`."""
+    """Mean cross-entropy of the labelled seeds, binary where they have several labels."""
+    if has_several_labels(dataset):
+        if class_weights is not None:
+            raise UsageError(
+                f"{dataset.path}: class weights for several labels a node",
+                "Leave them out, or give a loss of your own.",
+            )
+        return _BinaryCrossEntropy()
     if isinstance(class_weights, str):
         if class_weights != "balanced":
             raise UsageError(
@@ -65,6 +72,16 @@ def cross_entropy(
     if class_weights is not None:
         class_weights = class_weights.to(device, torch.float32)
     return nn.CrossEntropyLoss(class_weights, ignore_index=UNLABELLED)
+
+
+class _BinaryCrossEntropy(nn.Module):
+    """Mean over the labels that are known of the seeds, in nats."""
+
+    def forward(self, logits: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        known = y != UNKNOWN
+        return nn.functional.binary_cross_entropy_with_logits(
+            logits[known], y[known].to(logits.dtype)
+        )
 
 
 def _balanced_weights(dataset: Dataset) -> torch.Tensor:

@@ -14,6 +14,8 @@ class EpochReport:
     loss: float
     val_loss: float | None
     val_accuracy: float | None
+    val_score: float | None
+    """Of the metric chosen."""
     seconds: float
     sample_s: float
     fetch_s: float
@@ -49,12 +51,16 @@ class MemoryReport:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class TrainReport:
-    """What a training did; accuracies are those of the weights best on validation."""
+    """What a training did; accuracies and scores are of the weights best on validation."""
 
     epochs: list[EpochReport]
     best_epoch: int | None
     val_accuracy: float | None
     test_accuracy: float | None
+    metric: str
+    """What chose the best weights, and what the scores are of."""
+    val_score: float | None
+    test_score: float | None
     num_parameters: int
     memory: MemoryReport
 

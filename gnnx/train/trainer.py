@@ -23,8 +23,8 @@ from gnnx.memory import Tier, peak_rss_bytes
 from gnnx.nn import needs_degrees, needs_edge_weight
 from gnnx.train.base import base_rss_bytes
 from gnnx.train.checkpoint import has_state, read_state, write_state
-from gnnx.train.metrics import Metrics, evaluate
-from gnnx.train.objective import cross_entropy, make_optimizer, make_scheduler
+from gnnx.train.metrics import METRICS, MetricName, Metrics, evaluate
+from gnnx.train.objective import make_loss, make_optimizer, make_scheduler
 from gnnx.train.reports import EpochReport, MemoryReport, TrainReport
 
 if TYPE_CHECKING:
@@ -40,8 +40,9 @@ if TYPE_CHECKING:
 class Trainer:
     """Mini-batch training of a node classifier.
 
-    The loss of a step is the mean cross-entropy of its labelled seeds, or the loss given. The same
-    seed gives the same losses, bit for bit, for every memory budget and every resume point.
+    The loss of a step is the mean cross-entropy of its labelled seeds, or the loss given; where a
+    node may have several labels it is binary, the mean over labels. The same seed gives the same
+    losses, bit for bit, for every memory budget and every resume point.
 
     Parameters
     ----------
@@ -69,13 +70,15 @@ class Trainer:
     class_weights
         ``"balanced"`` (inverse to the training labels' frequency, mean 1 over them) or (C,) tensor.
     loss
-        Function of logits (B, C) and labels (B,) in place of cross-entropy.
+        Function of logits (B, C) and labels (B,), or (B, C), in place of cross-entropy.
     autocast
         torch.bfloat16 runs the dense parts in it.
     eval_every
         Epochs between evaluations on the validation split; 0 for none until the end.
+    metric
+        By which the best weights are chosen, as of `evaluate`.
     patience
-        Evaluations without a better accuracy after which training stops; None is never.
+        Evaluations without a better score after which training stops; None is never.
     seed
         Of samples, order, keyed dropout and torch's generator.
     device
@@ -105,6 +108,7 @@ class Trainer:
         loss: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] | None = None,
         autocast: torch.dtype | None = None,
         eval_every: int = 1,
+        metric: MetricName = "accuracy",
         patience: int | None = None,
         seed: int = 0,
         device: torch.device | str = "cpu",
@@ -120,6 +124,8 @@ class Trainer:
                 f"{dataset.path}: the training split is empty",
                 "Prepare the data set with --train or --split.",
             )
+        if metric not in METRICS:
+            raise UsageError(f"metric {metric!r} is unknown", f"Give one of {', '.join(METRICS)}.")
         layers = getattr(model, "layers", None)
         hops = next(iter(fanouts.values())) if isinstance(fanouts, Mapping) else fanouts
         if layers is not None and len(layers) != len(hops):  # a forward with zip would not tell
@@ -136,12 +142,12 @@ class Trainer:
         self.device, self.autocast, self.seed = torch.device(device), autocast, seed
         self.eval_every, self.patience, self.schedule = eval_every, patience, schedule
         self.checkpoint = None if checkpoint is None else Path(checkpoint)
-        self.checkpoint_every = checkpoint_every
+        self.checkpoint_every, self.metric = checkpoint_every, metric
         self.base_rss_bytes = base_rss_bytes(model, dataset)
         self.model.to(self.device)
         self.loader = self._make_loader(fanouts, batch_size, clusters_per_batch)
         self.optimizer = make_optimizer(optimizer, model, lr, weight_decay)
-        self.loss = loss or cross_entropy(class_weights, dataset, self.device)
+        self.loss = loss or make_loss(class_weights, dataset, self.device)
         self._settings = {
             "fingerprint": dataset.fingerprint,
             "model": getattr(model, "config", None),
@@ -154,6 +160,7 @@ class Trainer:
             "optimizer": optimizer if isinstance(optimizer, str) else "own",
             "schedule": schedule if isinstance(schedule, str) else "own",
             "autocast": str(autocast),
+            "metric": metric,
         }
 
     def _make_loader(
@@ -233,7 +240,7 @@ class Trainer:
     ) -> None:
         epoch = len(state.epochs)
         self._train(state, scheduler, progress)
-        part, metrics, eval_s = state.part, Metrics(None, None, 0), 0.0
+        part, metrics, eval_s = state.part, Metrics(), 0.0
         if last or (self.eval_every and (epoch + 1) % self.eval_every == 0):
             metrics, eval_s = self._evaluate("val", progress)
         report = EpochReport(
@@ -241,6 +248,7 @@ class Trainer:
             loss=part.loss_sum / part.num_seeds,
             val_loss=metrics.loss,
             val_accuracy=metrics.accuracy,
+            val_score=metrics.score,
             seconds=part.seconds,
             compute_s=part.compute_s,
             checkpoint_s=part.checkpoint_s,
@@ -315,6 +323,7 @@ class Trainer:
                 self.model,
                 self.dataset,
                 split,
+                metric=self.metric,
                 features=features,
                 device=self.device,
                 progress=progress,
@@ -339,6 +348,9 @@ class Trainer:
             best_epoch=state.best_epoch,
             val_accuracy=None if best is None else best.val_accuracy,
             test_accuracy=test.accuracy,
+            metric=self.metric,
+            val_score=None if best is None else best.val_score,
+            test_score=test.score,
             num_parameters=sum(p.numel() for p in self.model.parameters()),
             memory=memory,
         )
@@ -424,9 +436,9 @@ class _State:
     def add(self, report: EpochReport, model: nn.Module) -> None:
         self.epochs.append(report)
         self.part = _Part()
-        accuracy = report.val_accuracy
-        best = None if self.best_epoch is None else self.epochs[self.best_epoch].val_accuracy
-        if accuracy is not None and (best is None or accuracy > best):
+        score = report.val_score
+        best = None if self.best_epoch is None else self.epochs[self.best_epoch].val_score
+        if score is not None and (best is None or score > best):
             self.best_epoch = report.epoch
         elif self.best_epoch is not None:
             return
@@ -437,4 +449,4 @@ class _State:
         if patience is None or self.best_epoch is None:
             return False
         later = self.epochs[self.best_epoch + 1 :]
-        return sum(report.val_accuracy is not None for report in later) >= patience
+        return sum(report.val_score is not None for report in later) >= patience
