@@ -34,7 +34,6 @@ if TYPE_CHECKING:
 
     from gnnx.cache import HeteroFeatures
     from gnnx.graph import HeteroBlock
-    from gnnx.inference.pieces import Outputs
     from gnnx.store import Dataset, FeatureStore
     from gnnx.threads import Progress
 
@@ -65,7 +64,7 @@ def stream_typed(
     features: HeteroFeatures | None,
     device: torch.device,
     progress: Progress | None,
-) -> Outputs:
+) -> Iterator[tuple[NDArray[np.int64], torch.Tensor]]:
     """Yield (ids, outputs) of nodes of `Dataset.target`, piece by piece.
 
     Parameters
