@@ -4,6 +4,9 @@ import gzip
 import itertools
 import json
 import os
+import subprocess
+import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -22,6 +25,7 @@ from gnnx.prepare.recipe import Options
 from gnnx.prepare.typed import TypedReport, _Direction
 from gnnx.store import DatasetWriter, verify
 
+ROOT = Path(__file__).resolve().parents[1]
 RECIPE = """
 [[nodes]]
 type = "author"
@@ -305,3 +309,35 @@ def test_graphbolt_folder_of_a_real_graph(shared_data, tmp_path):
         seeds, labels = (np.load(source / f"set/{split}-{n}.npy") for n in ("seeds", "labels"))
         assert np.array_equal(y[seeds], labels)
         assert np.array_equal(np.load(out / f"nodes/author/{name}.npy"), np.sort(seeds))
+
+
+def test_debian_s_script_and_recipe(tmp_path):
+    """The class of a file is the section of its packages, where these agree."""
+    (tmp_path / "Contents").write_text(
+        "usr/bin/hello devel/hello\n"
+        "usr/bin/two words   utils/two,text/other\n"
+        "usr/share/doc/hello/copyright devel/hello\n"
+    )
+    words = [sys.executable, ROOT / "datasets/debian_contents.py", tmp_path / "made", "--dim", "8"]
+    subprocess.run([*words, "--contents", tmp_path / "Contents"], check=True, capture_output=True)
+    prepare(tmp_path / "made/debian.toml", tmp_path / "out", memory="64MiB")
+    with gnnx.open(tmp_path / "out") as dataset:
+        assert dataset.node_counts == {"directory": 6, "file": 3, "package": 3}
+        assert dataset.widths == {"directory": 8, "file": 8, "package": 1}
+        assert dataset.labels.read(np.arange(3)).tolist() == [0, -1, 0]
+        assert dataset.num_classes == 1
+    out = tmp_path / "out"
+    assert rows_of(out, "file-in_package-package") == [[0, 2], [1], [1]]
+    assert rows_of(out, "package-ships-file") == [[0], [1, 2], [0]]
+    # directories in the order of first use: the root, usr, usr/bin, usr/share, doc, hello
+    assert rows_of(out, "file-in_directory-directory") == [[], [], [0, 1], [], [], [2]]
+    assert rows_of(out, "directory-parent-directory") == [[1], [2, 3], [], [4], [5], []]
+
+
+def test_typed_graphs_are_not_partitioned(folder):
+    prepare(folder / "graph.toml", folder / "out", memory="256MiB")
+    words = ["partition", str(folder / "out"), str(folder / "parts"), "--parts", "2", "--json"]
+    result = CliRunner().invoke(app, words)
+    assert result.exit_code == 2
+    cause = json.loads(result.stdout)["error"]["cause"]
+    assert cause.endswith("has 3 node types and 4 edge types, not one each")
