@@ -185,5 +185,6 @@ def _forecast(told: "Forecast") -> Answer:
 def _worth_telling(report: dict[str, Any]) -> dict[str, Any]:
     """Leave out what was not found, and show lists as lines."""
     told = {name: value for name, value in report.items() if value and name != "examples"}
-    lines = {"problems": list(report["problems"].values()), "notes": report["notes"]}
+    problems = report.get("problems", {})  # that of a typed graph is by type
+    lines = {"problems": list(problems.values()), "notes": report["notes"]}
     return told | {name: "\n".join(texts) for name, texts in lines.items() if texts}

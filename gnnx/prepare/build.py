@@ -26,6 +26,7 @@ from gnnx.prepare.report import Report
 from gnnx.prepare.sources import Reader
 from gnnx.prepare.splits import NAMES, Shares, Splits
 from gnnx.prepare.text import TextFormat
+from gnnx.prepare.typed import TypedReport, has_types, prepare_typed, refuse_for_types
 from gnnx.prepare.values import NAMES as VALUES
 from gnnx.prepare.values import write_edge_values
 from gnnx.store import DatasetWriter
@@ -79,7 +80,7 @@ def prepare(  # noqa: PLR0913 - each argument is an option of the verb
     memory: str | int | None = None,
     overwrite: bool = False,
     progress: Progress | None = None,
-) -> Report:
+) -> Report | TypedReport:
     """Turn raw input into a data set, within a memory budget; input files are only read.
 
     The bytes of the data set depend on the input and the options, not on the memory.
@@ -90,7 +91,9 @@ def prepare(  # noqa: PLR0913 - each argument is an option of the verb
         A recipe (.toml), an edge list (.txt, .csv, .tsv, also with .gz), edges in .npy of shape
         (E, 2) or (2, E), an .npz archive, Matrix Market, another file or folder of docs/data.md, or
         a graph in memory from `gnnx.from_pyg` and its like. An edge goes from the first id to the
-        second; in a CSR the row is the source. Ids are 0 … N - 1, unless they are remapped.
+        second; in a CSR the row is the source. Ids are 0 … N - 1, unless they are remapped. A
+        recipe with [[nodes]] and [[edges]], and folders with relations, are typed graphs:
+        `undirected` adds an edge type of reverse edges to each between two node types.
     out
         Folder to make.
     features
@@ -155,8 +158,8 @@ def prepare(  # noqa: PLR0913 - each argument is an option of the verb
 
     Returns
     -------
-    Report
-        What was found and done.
+    Report or TypedReport
+        What was found and done; of a typed graph, by type.
 
     Raises
     ------
@@ -171,6 +174,34 @@ def prepare(  # noqa: PLR0913 - each argument is an option of the verb
     out = Path(out)
     source = source if isinstance(source, InMemoryGraph) else Path(source)
     given = Options(undirected, self_loops, duplicates, split, nonfinite, unlabeled, seed)
+    if isinstance(source, Path) and has_types(source):
+        refuse_for_types(
+            features=features,
+            labels=labels,
+            train=train,
+            val=val,
+            test=test,
+            num_nodes=num_nodes,
+            layout=layout,
+            remap=remap,
+            edge_weight=edge_weight,
+            edge_attr=edge_attr,
+            edge_time=edge_time,
+            strict=strict or None,
+            bad_lines=None if bad_lines == "refuse" else bad_lines,
+        )
+        _check(dataclasses.asdict(given) | {"bad_lines": bad_lines})
+        by_name = _names_a_split(source, split)
+        return prepare_typed(
+            source,
+            out,
+            dataclasses.replace(given, split=None) if by_name else given,
+            root=None if root is None else Path(root),
+            split_name=split if by_name else None,
+            memory=memory,
+            overwrite=overwrite,
+            progress=progress,
+        )
     recipe = _recipe(source)
     options = recipe.options.overridden(given) if recipe else given
     _check(dataclasses.asdict(options) | {"bad_lines": bad_lines})

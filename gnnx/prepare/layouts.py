@@ -76,7 +76,7 @@ def csv_dataset(folder: Path) -> Recipe | None:
     DataError
         It has several types or graphs, or contradicts itself.
     """
-    meta = _yaml(folder / "meta.yaml")
+    meta = load_yaml(folder / "meta.yaml")
     if meta is None:
         return None
     nodes, edges = meta.get("node_data", []), meta.get("edge_data", [])
@@ -125,7 +125,7 @@ def refuse_typed(folder: Path) -> None:
     DataError
         It is one: its graph has several types.
     """
-    meta: dict[str, Any] | None = _yaml(folder / "metadata.yaml")
+    meta: dict[str, Any] | None = load_yaml(folder / "metadata.yaml")
     if meta is None:
         return
     graph = meta.get("graph", {})
@@ -136,7 +136,8 @@ def refuse_typed(folder: Path) -> None:
     )
 
 
-def _yaml(path: Path) -> dict[str, Any] | None:
+def load_yaml(path: Path) -> dict[str, Any] | None:
+    """Read a YAML file that holds a mapping; None where there is none."""
     if not path.exists():
         return None
     try:

@@ -10,12 +10,14 @@ from typing import TYPE_CHECKING, Any
 
 import gnnx
 from gnnx.interop import InMemoryGraph
-from gnnx.prepare.recipe import Recipe
+from gnnx.prepare.recipe import document_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
 _CHANGE_NO_BYTE = {"out", "memory", "overwrite", "progress"}
+_FILES = {"source", "features", "labels", "train", "val", "test"}
+_FILES |= {"edge_weight", "edge_attr", "edge_time"}  # or columns, which are no files
 
 
 def origin_of(arguments: Mapping[str, Any]) -> str | None:
@@ -45,7 +47,7 @@ def origin_of(arguments: Mapping[str, Any]) -> str | None:
 
 def _files(name: str, value: Any, root: Path | str | None) -> Iterator[Path]:
     """Files that an argument names: itself, those of a folder, those of a recipe."""
-    if name not in {"source", "features", "labels", "train", "val", "test"}:
+    if name not in _FILES:
         return
     path = Path(value)
     yield path
@@ -53,8 +55,17 @@ def _files(name: str, value: Any, root: Path | str | None) -> Iterator[Path]:
         yield from sorted(path.rglob("*"))
     elif path.suffix == ".toml":
         folder = path.absolute().parent if root is None else Path(root)
-        for text in Recipe.load(path).texts():
+        for text in _texts(document_of(path)):
             yield from sorted(_matches(folder, text))
+
+
+def _texts(value: Any) -> Iterator[str]:
+    """All texts of a recipe: its paths and globs are among them."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict | list):
+        for part in value.values() if isinstance(value, dict) else value:
+            yield from _texts(part)
 
 
 def _matches(folder: Path, text: str) -> list[Path]:

@@ -14,7 +14,6 @@ from gnnx.errors import DataError, UsageError
 from gnnx.prepare.arrays import check_plain
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
 
 _NONE = (None,) * 4
@@ -165,30 +164,28 @@ class Recipe:
         UsageError
             A key is unknown, missing, or of the wrong type; the message has the path to it.
         """
-        check_plain(path)
-        try:
-            document = tomllib.loads(path.read_text(encoding="utf-8"))
-        except OSError as error:
-            raise DataError(f"{path}: {error.strerror}", "Give a file that exists.") from None
-        except ValueError as error:  # TOML and UTF-8 alike
-            raise DataError(f"{path.name}: not TOML: {error}", "Correct the file.") from None
-        try:
-            recipe: Recipe = _parsed(cls, document, "")
-        except UsageError as error:
-            raise UsageError(f"{path.name}: {error.cause}", error.remedy) from None
+        recipe: Recipe = parsed_file(cls, path)
         return recipe
 
-    def texts(self) -> list[str]:
-        """All texts in it, in order: its paths and globs are among them."""
-        return list(_texts(dataclasses.astuple(self)))
+
+def document_of(path: Path) -> dict[str, Any]:
+    """Read a TOML file."""
+    check_plain(path)
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise DataError(f"{path}: {error.strerror}", "Give a file that exists.") from None
+    except ValueError as error:  # TOML and UTF-8 alike
+        raise DataError(f"{path.name}: not TOML: {error}", "Correct the file.") from None
 
 
-def _texts(value: Any) -> Iterator[str]:
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, tuple | list):
-        for part in value:
-            yield from _texts(part)
+def parsed_file(kind: type[Any], path: Path) -> Any:
+    """Make a dataclass of a TOML file, checking each key by the type of its field."""
+    document = document_of(path)
+    try:
+        return _parsed(kind, document, "")
+    except UsageError as error:
+        raise UsageError(f"{path.name}: {error.cause}", error.remedy) from None
 
 
 def _parsed(kind: type[Any], document: dict[str, Any], path: str) -> Any:
@@ -217,10 +214,7 @@ def _checked(hint: Any, value: Any, path: str) -> Any:
         if value not in get_args(hint):
             raise UsageError(f"{path}: {value!r}", f"Choose from {', '.join(get_args(hint))}.")
     elif get_origin(hint) is tuple:
-        value = [value] if isinstance(value, str) else value
-        if not (isinstance(value, list) and value and all(isinstance(v, str) for v in value)):
-            raise UsageError(f"{path}: {value!r}", "Give a string, or a list of strings.")
-        value = tuple(value)
+        value = _listed(get_args(hint)[0], value, path)
     elif dataclasses.is_dataclass(hint):
         if not isinstance(value, dict):
             raise UsageError(f"{path}: {value!r}", f"Write it as a table: [{path}].")
@@ -229,3 +223,16 @@ def _checked(hint: Any, value: Any, path: str) -> Any:
     elif type(value) is not hint:
         raise UsageError(f"{path}: {value!r} is not of type {hint.__name__}", "Correct it.")
     return value
+
+
+def _listed(kind: Any, value: Any, path: str) -> tuple[Any, ...]:
+    """Check a list of tables or of strings, for which one string may stand."""
+    if dataclasses.is_dataclass(kind):
+        if not (isinstance(value, list) and all(isinstance(v, dict) for v in value)):
+            raise UsageError(f"{path}: {value!r}", f"Write each as a table: [[{path}]].")
+        assert isinstance(kind, type)
+        return tuple(_parsed(kind, v, f"{path}[{i}].") for i, v in enumerate(value))
+    value = [value] if isinstance(value, str) else value
+    if not (isinstance(value, list) and value and all(isinstance(v, str) for v in value)):
+        raise UsageError(f"{path}: {value!r}", "Give a string, or a list of strings.")
+    return tuple(value)

@@ -1,0 +1,362 @@
+"""Typed graphs: what an input holds of each node and edge type, and its way into a data set.
+
+Letters: N nodes of a type, E edges of a type. What writes a graph without types writes each type,
+in the place that is told it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from gnnx.errors import DataError, UsageError
+from gnnx.memory import Budget, Ledger
+from gnnx.prepare.arrays import Workspace
+from gnnx.prepare.csr import CsrBuilder, EdgeRules
+from gnnx.prepare.nodes import Labels, write_features, write_labels
+from gnnx.prepare.report import Report
+from gnnx.prepare.splits import Shares, Splits
+from gnnx.prepare.text import outside
+from gnnx.prepare.typed_layouts import read_graphbolt, read_ogb
+from gnnx.prepare.typed_recipe import TypedRecipe, is_typed
+from gnnx.prepare.typed_tables import read_recipe
+from gnnx.store import DatasetWriter
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from numpy.typing import NDArray
+
+    from gnnx.graph import EdgeType
+    from gnnx.prepare.edges import EdgePiece, EdgeStream
+    from gnnx.prepare.recipe import Options
+    from gnnx.prepare.typed_tables import TypedSource
+    from gnnx.threads import Progress
+
+_DEFAULT_SPLIT = "0.6,0.2,0.2"
+
+
+@dataclasses.dataclass
+class TypedReport:
+    """Counts of a preparation of a typed graph; those that are 0 are left out."""
+
+    nodes: dict[str, dict[str, int]] = dataclasses.field(default_factory=dict)
+    """By node type."""
+    edges: dict[str, dict[str, int]] = dataclasses.field(default_factory=dict)
+    """By edge type."""
+    notes: list[str] = dataclasses.field(default_factory=list)
+    """What was read otherwise than it stands in the input."""
+
+    def counts(self) -> dict[str, int]:
+        """All numbers, by type and name."""
+        return {
+            f"{kind}: {name}": value
+            for kinds in (self.nodes, self.edges)
+            for kind, counts in kinds.items()
+            for name, value in counts.items()
+        }
+
+
+def has_types(source: object) -> bool:
+    """Whether an input of `prepare` is a typed graph: a recipe with lists of tables, or a folder.
+
+    Parameters
+    ----------
+    source
+        As of `prepare`.
+
+    Returns
+    -------
+    bool
+        True for a recipe with [[nodes]], a raw folder of OGB with relations, and a GraphBolt folder
+        with several types.
+    """
+    if not isinstance(source, Path):
+        return False
+    if source.suffix == ".toml":
+        return is_typed(source)
+    return (source / "raw" / "relations").is_dir() or read_graphbolt(source) is not None
+
+
+def prepare_typed(
+    source: Path,
+    out: Path,
+    options: Options,
+    *,
+    root: Path | None = None,
+    split_name: str | None = None,
+    memory: str | int | None = None,
+    overwrite: bool = False,
+    progress: Progress | None = None,
+) -> TypedReport:
+    """Turn a typed graph into a data set, within a memory budget; input files are only read.
+
+    Parameters
+    ----------
+    source
+        A recipe or a folder, of which `has_types` holds.
+    out
+        Folder to make.
+    options
+        As of `prepare`; each holds over the recipe's where it is not at its default.
+        `undirected` keeps the edges between one type's nodes in both directions, and adds an edge
+        type of the reverse edges, ``rev_`` and the relation, to each edge type between two.
+    root
+        Folder in which the files of a recipe are; the recipe's own by default.
+    split_name
+        Of an OGB folder with several splits.
+    memory
+        Bytes of host memory.
+    overwrite
+        Replace a data set that is there already.
+    progress
+        Called with (stage, done, total).
+
+    Returns
+    -------
+    TypedReport
+        What was found and done.
+
+    Raises
+    ------
+    UsageError
+        The recipe is wrong.
+    DataError
+        The input is wrong; the message names the file and place.
+    ResourceError
+        Memory or disk space does not suffice, or another process writes `out`.
+    """
+    ledger, report = Ledger(Budget.parse(memory)), TypedReport()
+    recipe = TypedRecipe.load(source) if source.suffix == ".toml" else None
+    if recipe is not None:
+        options = recipe.options.overridden(options)
+    with (
+        DatasetWriter(out, overwrite=overwrite, ledger=ledger) as writer,
+        Workspace(out.absolute().parent, ledger) as workspace,
+    ):
+        if recipe is not None:
+            folder = source.absolute().parent if root is None else root
+            found = read_recipe(recipe, folder, workspace, progress)
+        elif (source / "raw" / "relations").is_dir():
+            found = read_ogb(source, split_name, workspace, progress)
+        else:
+            graphbolt = read_graphbolt(source)
+            assert graphbolt is not None  # it has types
+            found = graphbolt.read(workspace, progress)
+        report.notes += found.notes
+        for name in sorted(found.nodes):
+            _write_nodes(name, found, options, workspace, writer, report, progress)
+        counts = {name: len(nodes) for name, nodes in found.nodes.items()}
+        for edge_type, (edges, reverse) in sorted(found.edges.items()):
+            # rows of a matrix as wide as it is long, of which those of the destinations are written
+            stream = edges.load(max(counts[edge_type[0]], counts[edge_type[2]]))
+            for each in _directions(edge_type, stream, reverse, options):
+                each.write(counts, options, workspace, writer, report, progress)
+        for edge_type, unknown in found.unknown_ends.items():
+            report.edges["-".join(edge_type)]["unknown_ends"] = unknown
+        writer.report(report.counts())
+    return report
+
+
+def _write_nodes(
+    name: str,
+    found: TypedSource,
+    options: Options,
+    workspace: Workspace,
+    writer: DatasetWriter,
+    total: TypedReport,
+    progress: Progress | None,
+) -> None:
+    """Write all that is known of the nodes of a type."""
+    nodes, report, place = found.nodes[name], Report(), _Place(writer, f"nodes/{name}")
+    count = len(nodes)
+    for where, rows in (("features", nodes.features), ("labels", nodes.labels)):
+        if rows is not None and len(rows) != count:
+            raise DataError(
+                f"{rows.where}: {where} of {len(rows)} nodes, {count} of type {name!r}",
+                "Give one row to every node, and the true number of nodes.",
+            )
+    for key, array in nodes.arrays.items():
+        array.write(place.array(f"nodes/node/{key}", array.shape, array.dtype.name))
+    if nodes.features is not None:
+        write_features(nodes.features, place, workspace, options.nonfinite, report, progress)
+    known = None if nodes.labels is None else Labels(nodes.labels, workspace)
+    if known is not None or nodes.splits:
+        splits = Splits(count, workspace)
+        if known is not None:
+            write_labels(known, splits, place, report)
+        if options.split is None and nodes.splits:
+            splits.read(nodes.splits)
+        else:
+            splits.draw(Shares(options.split or _DEFAULT_SPLIT), known, options.seed)
+        splits.write(
+            place, has_labels=known is not None, unlabeled=options.unlabeled, report=report
+        )
+    writer.nodes(name, count, num_classes=report.num_classes)
+    told = {key: value for key, value in report.counts().items() if value}
+    total.nodes[name] = {"num_nodes": count, **told}
+    total.notes += report.notes
+
+
+@dataclasses.dataclass(frozen=True)
+class _Direction:
+    """Edges of an input on their way to an edge type, perhaps turned round."""
+
+    edge_type: EdgeType
+    edges: EdgeStream
+    turned: bool
+    undirected: bool
+
+    def write(
+        self,
+        node_counts: dict[str, int],
+        options: Options,
+        workspace: Workspace,
+        writer: DatasetWriter,
+        total: TypedReport,
+        progress: Progress | None,
+    ) -> None:
+        (src, _, dst), report = self.edge_type, Report()
+        num_src, num_dst = node_counts[src], node_counts[dst]
+        one_type = src == dst
+        ends = (num_dst, num_src) if self.turned else (num_src, num_dst)
+        names = (dst, src) if self.turned else (src, dst)
+        stream = _Checked(self.edges, ends, names, turned=self.turned)
+        place = _Place(
+            writer,
+            "edges/" + "-".join(self.edge_type),
+            edge_type=self.edge_type,
+            num_rows=num_dst + 1,
+            loops=one_type,
+        )
+        rules = EdgeRules(
+            undirected=self.undirected,
+            self_loops=options.self_loops if one_type else "keep",
+            duplicates=options.duplicates,
+        )
+        CsrBuilder(stream, max(ends), rules, workspace, progress).write(place, report)
+        report.isolated = 0  # of one edge type it says little
+        if not one_type:
+            report.self_loops = 0
+        told = {key: value for key, value in report.counts().items() if value}
+        total.edges["-".join(self.edge_type)] = {"edges_stored": report.edges_stored} | told
+
+
+def _directions(
+    edge_type: EdgeType, edges: EdgeStream, reverse: str | None, options: Options
+) -> Iterator[_Direction]:
+    src, relation, dst = edge_type
+    both = options.undirected and src == dst and reverse is None
+    yield _Direction(edge_type, edges, turned=False, undirected=both)
+    if reverse is None and options.undirected and not both:
+        reverse = f"rev_{relation}"
+    if reverse is not None:
+        yield _Direction((dst, reverse, src), edges, turned=True, undirected=False)
+
+
+class _Checked:
+    """Edges whose ids are held against the nodes of their types; turned round where wanted."""
+
+    def __init__(
+        self, edges: EdgeStream, ends: tuple[int, int], names: tuple[str, str], *, turned: bool
+    ) -> None:
+        self.where, self.num_edges = edges.where, edges.num_edges
+        self._edges, self._ends, self._names, self._turned = edges, ends, names, turned
+
+    def pieces(self) -> Iterator[EdgePiece]:
+        """Read all edges in pieces."""
+        done = 0
+        for piece in self._edges.pieces():
+            span = piece.num_edges * piece.step
+            starts = (piece.src_at, piece.dst_at)
+            for at, count, name in zip(starts, self._ends, self._names, strict=True):
+                self._check(piece.ids[at : at + span : piece.step], count, name, done)
+            done += piece.num_edges
+            if self._turned:
+                piece = piece._replace(src_at=piece.dst_at, dst_at=piece.src_at)  # noqa: PLW2901
+            yield piece
+
+    def _check(self, ids: NDArray[Any], count: int, name: str, done: int) -> None:
+        if len(ids) and not 0 <= ids.min() <= ids.max() < count:
+            at = int(np.flatnonzero((ids < 0) | (ids >= count))[0])
+            where = f"{self.where}: edge {done + at}: {name}"
+            raise outside(where, int(ids[at]), count)
+
+
+class _Place(DatasetWriter):
+    """A writer of a graph without types that puts what it is given where one type is.
+
+    Parameters
+    ----------
+    writer
+        Of the data set.
+    folder
+        Of the type.
+    edge_type
+        Of edges.
+    num_rows
+        Entries of `indptr` that are written, the first ones.
+    loops
+        Whether nodes may have edges to themselves.
+    """
+
+    def __init__(
+        self,
+        writer: DatasetWriter,
+        folder: str,
+        *,
+        edge_type: EdgeType | None = None,
+        num_rows: int = 0,
+        loops: bool = True,
+    ) -> None:
+        self._writer, self._folder, self._edge_type = writer, folder, edge_type
+        self._num_rows, self._loops = num_rows, loops
+
+    def array(self, name: str, shape: tuple[int | None, ...], dtype: str) -> Any:
+        """Begin an array of the type."""
+        last = name.rpartition("/")[2]
+        if self._edge_type is not None and last == "indptr":
+            rows = self._writer.array(f"{self._folder}/{last}", (self._num_rows,), dtype)
+            return _First(rows, self._num_rows)
+        if last == "loops" and not self._loops:
+            return _First(None, 0)
+        return self._writer.array(f"{self._folder}/{last}", shape, dtype)
+
+    def edges(self, edge_type: EdgeType, count: int) -> None:
+        """Declare the edges of the type."""
+        self._writer.edges(self._edge_type or edge_type, count)
+
+
+class _First:
+    """The first rows of an array, as many as it is declared to have; or none of it."""
+
+    def __init__(self, writer: Any, count: int) -> None:
+        self._writer, self._count = writer, count
+
+    def append(self, rows: NDArray[Any]) -> None:
+        if self._writer is not None:
+            self._writer.append(rows[: self._count - self._writer.num_rows])
+
+
+def refuse_for_types(**given: object) -> None:
+    """Refuse options that a typed input has no use for.
+
+    Parameters
+    ----------
+    **given
+        Values by option; those that are not None were given.
+
+    Raises
+    ------
+    UsageError
+        One was given.
+    """
+    for name, value in given.items():
+        if value is not None:
+            raise UsageError(
+                f"--{name.replace('_', '-')} has no meaning for a typed graph: of which type?",
+                "Name the files of each type in a recipe.",
+            )

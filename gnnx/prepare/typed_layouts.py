@@ -1,0 +1,199 @@
+"""Folders of typed graphs as other projects lay them out: OGB's raw folders and GraphBolt's.
+
+Letters: N nodes of a type.
+"""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import gzip
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from gnnx.errors import DataError, UsageError
+from gnnx.prepare.arrays import open_npy
+from gnnx.prepare.layouts import load_yaml
+from gnnx.prepare.sources import Reader
+from gnnx.prepare.splits import NAMES
+from gnnx.prepare.text import TextFormat
+from gnnx.prepare.typed_tables import NodeInput, TypedSource
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from gnnx.prepare.arrays import Workspace
+    from gnnx.threads import Progress
+
+_PLAIN = TextFormat(",", header=False, comment="")
+_OGB_SPLITS = ("train", "valid", "test")
+_BOLT_SPLITS = ("train_set", "validation_set", "test_set")
+
+
+def read_ogb(
+    folder: Path, split_name: str | None, workspace: Workspace, progress: Progress | None = None
+) -> TypedSource:
+    """Read a raw folder of a typed graph of OGB, such as ogbn-mag's.
+
+    Parameters
+    ----------
+    folder
+        With ``raw/relations``, ``raw/num-node-dict.csv.gz``, labels and splits.
+    split_name
+        Of several splits.
+    workspace
+        Takes what is read.
+    progress
+        Told how far it is.
+
+    Returns
+    -------
+    TypedSource
+        Features, labels and splits of the types that have them.
+
+    Raises
+    ------
+    DataError
+        A file is missing or wrong.
+    UsageError
+        There are several splits, and none is named.
+    """
+    raw, reader = folder / "raw", Reader(workspace, _PLAIN, progress)
+    found = TypedSource()
+    for name, count in _counts(raw / "num-node-dict.csv.gz").items():
+        nodes = found.nodes[name] = NodeInput(count)
+        features = raw / "node-feat" / name / "node-feat.csv.gz"
+        labels = raw / "node-label" / name / "node-label.csv.gz"
+        if features.exists():
+            nodes.features = reader.rows(features, np.float32)
+        if labels.exists():
+            nodes.labels = reader.rows(labels, np.float64)
+    for path in sorted((raw / "relations").iterdir()):
+        parts = path.name.split("___")
+        if len(parts) != 3 or not {parts[0], parts[2]} <= set(found.nodes):
+            raise DataError(
+                f"{path}: not a relation between node types {', '.join(found.nodes)}",
+                "Name it source___relation___destination.",
+            )
+        edges = reader.source(path / "edge.csv.gz", None, None).edges
+        found.edges[parts[0], parts[1], parts[2]] = (edges, None)
+    _read_ogb_splits(folder / "split", split_name, reader, found)
+    return found
+
+
+def _read_ogb_splits(
+    splits: Path, split_name: str | None, reader: Reader, found: TypedSource
+) -> None:
+    names = sorted(path.name for path in splits.iterdir()) if splits.is_dir() else []
+    if split_name is not None and split_name not in names:
+        raise UsageError(f"split {split_name!r} is not in {splits}", f"Choose from {names}.")
+    if split_name is None and len(names) > 1:
+        raise UsageError(f"{splits}: several splits: {', '.join(names)}", "Give --split NAME.")
+    for name, nodes in found.nodes.items():
+        chosen = splits / (split_name or (names or [""])[0]) / name
+        if names and chosen.is_dir():
+            for split, file in zip(NAMES, _OGB_SPLITS, strict=True):
+                nodes.splits[split] = reader.split(chosen / f"{file}.csv.gz")
+
+
+def _counts(path: Path) -> dict[str, int]:
+    """Nodes of each type, from a table with a line of names and a line of numbers."""
+    try:
+        with gzip.open(path, "rt", encoding="utf-8") as file:
+            rows = list(csv.reader(file))
+    except OSError as error:
+        raise DataError(f"{path}: {error.strerror or error}", "Fetch it again.") from None
+    if len(rows) != 2 or len(rows[0]) != len(rows[1]) or not all(map(str.isdecimal, rows[1])):
+        raise DataError(
+            f"{path}: {len(rows)} lines, not one of node types and one of numbers",
+            "Give a folder with one graph.",
+        )
+    return {name: int(count) for name, count in zip(*rows, strict=True)}
+
+
+@dataclasses.dataclass(frozen=True)
+class GraphBolt:
+    """A GraphBolt folder with several types, and what its metadata.yaml says."""
+
+    folder: Path
+    meta: dict[str, Any]
+
+    def read(self, workspace: Workspace, progress: Progress | None = None) -> TypedSource:
+        """Read graph, features and the task of node classification.
+
+        Parameters
+        ----------
+        workspace
+            Takes what is read.
+        progress
+            Told how far it is.
+
+        Returns
+        -------
+        TypedSource
+            Whose labels are those of the task's seeds.
+
+        Raises
+        ------
+        DataError
+            A file is missing or wrong, or of another format than numpy and csv.
+        """
+        found, reader = TypedSource(), Reader(workspace, _PLAIN, progress)
+        for nodes in self.meta["graph"]["nodes"]:
+            found.nodes[nodes["type"]] = NodeInput(int(nodes["num"]))
+        for edges in self.meta["graph"]["edges"]:
+            src, relation, dst = edges["type"].split(":")
+            path = self.folder / edges["path"]
+            found.edges[src, relation, dst] = (reader.source(path, None, None).edges, None)
+        for feature in self.meta.get("feature_data", []):
+            name = feature.get("type")
+            if feature["domain"] == "node" and found.nodes[name].features is None:
+                found.nodes[name].features = open_npy(workspace, self.folder / feature["path"])
+            else:
+                found.notes.append(f"{feature['path']}: {feature['name']}: not taken over")
+        for task in self.meta.get("tasks", []):
+            if task["name"] == "node_classification":
+                self._read_task(task, workspace, found)
+            else:
+                found.notes.append(f"metadata.yaml: task {task['name']}: not taken over")
+        return found
+
+    def _read_task(self, task: dict[str, Any], workspace: Workspace, found: TypedSource) -> None:
+        labels: dict[str, Any] = {}
+        for split, key in zip(NAMES, _BOLT_SPLITS, strict=True):
+            for part in task.get(key, []):
+                nodes = found.nodes[part["type"]]
+                paths = {one["name"]: self.folder / one["path"] for one in part["data"]}
+                seeds = nodes.splits[split] = open_npy(workspace, paths["seeds"])
+                values = open_npy(workspace, paths["labels"])
+                ids, y = (np.empty(len(one), np.int64) for one in (seeds, values))
+                seeds.read_into(ids, 0)
+                values.read_into(y, 0)
+                if len(ids) != len(y) or (
+                    len(ids) and not 0 <= ids.min() <= ids.max() < len(nodes)
+                ):
+                    raise DataError(
+                        f"{seeds.where}: {len(ids)} seeds, the largest {ids.max(initial=-1)}, of "
+                        f"{len(nodes)} nodes, and {len(y)} labels",
+                        "Give each seed a label.",
+                    )
+                empty = workspace.empty(len(nodes), np.int64, "labels")
+                if part["type"] not in labels:
+                    empty[:] = -1
+                    labels[part["type"]] = empty
+                labels[part["type"]][ids] = y
+        for name, y in labels.items():
+            scratch = workspace.scratch()
+            scratch.append(y)
+            found.nodes[name].labels = scratch.array("metadata.yaml: labels", y.shape, y.dtype)
+
+
+def read_graphbolt(folder: Path) -> GraphBolt | None:
+    """Describe a GraphBolt folder whose graph has several types; None where it is none."""
+    meta = load_yaml(folder / "metadata.yaml")
+    if meta is None:
+        return None
+    graph = meta.get("graph", {})
+    typed = max(len(graph.get("nodes", [])), len(graph.get("edges", []))) > 1
+    return GraphBolt(folder, meta) if typed else None

@@ -1,0 +1,343 @@
+"""Typed graphs from tables, arrays and folders: right rows, right ids, and what is wrong named."""
+
+import gzip
+import itertools
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from typer.testing import CliRunner
+
+import gnnx
+from gnnx.cli import app
+from gnnx.errors import DataError, GnnxError, UsageError
+from gnnx.memory import Budget, Ledger
+from gnnx.prepare import prepare
+from gnnx.prepare.arrays import Workspace
+from gnnx.prepare.edges import PairEdges
+from gnnx.prepare.recipe import Options
+from gnnx.prepare.typed import TypedReport, _Direction
+from gnnx.store import DatasetWriter, verify
+
+ROOT = Path(__file__).resolve().parents[1]
+RECIPE = """
+[[nodes]]
+type = "author"
+files = "author.csv"
+key = "name"
+label = "area"
+split = "part"
+
+[[nodes]]
+type = "paper"
+files = "paper.csv"
+key = "id"
+key_type = "integer"
+features = ["a", "b"]
+
+[[nodes]]
+type = "venue"
+count = 3
+features_file = "venue.npy"
+
+[[edges]]
+type = ["author", "writes", "paper"]
+files = "writes.csv"
+src = "who"
+dst = "what"
+reverse = "written_by"
+
+[[edges]]
+type = ["paper", "in", "venue"]
+files = "in.csv"
+
+[[edges]]
+type = ["paper", "cites", "paper"]
+files = "cites.npy"
+"""
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """Three authors, four papers whose keys do not ascend, three venues."""
+    (tmp_path / "author.csv").write_text(
+        "name,area,part\nann,db,train\nbob,ml,val\ncem,,\n", encoding="utf-8"
+    )
+    (tmp_path / "paper.csv").write_text("id,a,b\n30,1,2\n10,3,4\n20,5,6\n40,7,8\n")
+    np.save(tmp_path / "venue.npy", np.arange(15, dtype=np.float16).reshape(3, 5))
+    (tmp_path / "writes.csv").write_text("who,what\nbob,10\nann,30\nann,10\ncem,40\n")
+    (tmp_path / "in.csv").write_text("src,dst\n10,2\n20,0\n30,2\n")
+    np.save(tmp_path / "cites.npy", np.array([[0, 1, 1], [1, 3, 1]]))
+    (tmp_path / "graph.toml").write_text(RECIPE)
+    return tmp_path
+
+
+def rows_of(path, edge_type):
+    indptr, indices = (
+        np.load(path / f"edges/{edge_type}/{name}.npy") for name in ("indptr", "indices")
+    )
+    return [indices[begin:end].tolist() for begin, end in itertools.pairwise(indptr)]
+
+
+def test_a_recipe_with_several_tables(folder):
+    report = prepare(folder / "graph.toml", folder / "out", memory="256MiB")
+    out = folder / "out"
+    assert verify(out) == []
+    # papers are 30, 10, 20, 40 in the order of their table
+    assert rows_of(out, "author-writes-paper") == [[0], [0, 1], [], [2]]
+    assert rows_of(out, "paper-written_by-author") == [[0, 1], [1], [3]]
+    assert rows_of(out, "paper-in-venue") == [[2], [], [0, 1]]
+    assert rows_of(out, "paper-cites-paper") == [[], [0, 1], [], [1]]
+    assert np.load(out / "edges/paper-cites-paper/loops.npy").tolist() == [1]
+    with gnnx.open(out) as dataset:
+        assert (dataset.target, dataset.class_names) == ("author", ["db", "ml"])
+        assert dataset.keys.ids(["cem", "ann"]).tolist() == [2, 0]
+        assert dataset.widths == {"author": 1, "paper": 2, "venue": 5}
+        assert dataset.array("nodes/paper/key").read(np.arange(4)).tolist() == [30, 10, 20, 40]
+        assert dataset.labels.read(np.arange(3)).tolist() == [0, 1, -1]
+        assert [dataset.split(s).read_range(0, 1).tolist() for s in ("train", "val")] == [[0], [1]]
+        assert dataset.features_of("paper").read(np.array([2])).tolist() == [[5.0, 6.0]]
+        assert dataset.manifest.report["author: unlabelled"] == 1
+        assert dataset.manifest.report["paper-cites-paper: self_loops"] == 1
+    assert report.nodes["venue"] == {"num_nodes": 3, "num_features": 5}
+    assert report.edges["paper-in-venue"] == {"edges_stored": 3, "edges_read": 3}
+
+
+def test_the_bytes_do_not_depend_on_the_memory(folder):
+    names = ("one", "two")
+    for name, memory in zip(names, ("200MiB", "1GiB"), strict=True):
+        prepare(folder / "graph.toml", folder / name, memory=memory)
+    one, two = (
+        {
+            path.relative_to(folder / name).as_posix(): path.read_bytes()
+            for path in (folder / name).rglob("*")
+            if path.is_file()
+        }
+        for name in names
+    )
+    assert one == two
+
+
+def test_undirected_adds_reverse_edge_types(folder):
+    text = RECIPE.replace('reverse = "written_by"\n', "") + "\n[options]\nundirected = true\n"
+    (folder / "graph.toml").write_text(text)
+    prepare(folder / "graph.toml", folder / "out", memory="256MiB")
+    assert rows_of(folder / "out", "paper-rev_writes-author") == [[0, 1], [1], [3]]
+    assert rows_of(folder / "out", "venue-rev_in-paper") == [[2], [2], [0], []]
+    assert rows_of(folder / "out", "paper-cites-paper") == [[1], [0, 1, 3], [], [1]]
+
+
+@given(
+    counts=st.tuples(st.integers(1, 12), st.integers(1, 12)),
+    data=st.data(),
+    turned=st.booleans(),
+    memory=st.sampled_from(["2MiB", "64MiB"]),
+)
+@settings(max_examples=25)
+def test_edges_between_two_types_are_the_oracle_s(tmp_path_factory, counts, data, turned, memory):
+    """The rows of a rectangular matrix, in the order given or turned round."""
+    size = data.draw(st.integers(0, 40))
+    src = data.draw(st.lists(st.integers(0, counts[0] - 1), min_size=size, max_size=size))
+    dst = data.draw(st.lists(st.integers(0, counts[1] - 1), min_size=size, max_size=size))
+    out = tmp_path_factory.mktemp("between") / "out"
+    ledger, report = Ledger(Budget.parse(memory)), TypedReport()
+    with DatasetWriter(out, ledger=ledger) as writer, Workspace(out.parent, ledger) as workspace:
+        scratch = workspace.scratch()
+        scratch.append(np.array([src, dst], np.int64))
+        edges = PairEdges(scratch.array("edges", (2, size), np.int64), "rows")
+        nodes = dict(zip("ab", counts, strict=True))
+        for name, count in nodes.items():
+            writer.nodes(name, count)
+        edge_type = ("b", "r", "a") if turned else ("a", "r", "b")
+        one = _Direction(edge_type, edges, turned=turned, undirected=False)
+        one.write(nodes, Options(), workspace, writer, report, None)
+    if turned:
+        src, dst, counts = dst, src, counts[::-1]
+    rows = [sorted(s for s, d in zip(src, dst, strict=True) if d == v) for v in range(counts[1])]
+    assert rows_of(out, "-".join(edge_type)) == rows
+    assert not (out / "edges" / "-".join(edge_type) / "loops.npy").exists()
+    pairs = list(zip(src, dst, strict=True))
+    assert report.edges["-".join(edge_type)].get("duplicates", 0) == size - len(set(pairs))
+
+
+# OGB's raw folders of typed graphs.
+
+
+def gz(path, text):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with gzip.open(path, "wt") as file:
+        file.write(text)
+
+
+@pytest.fixture
+def mag(tmp_path):
+    """The layout of ogbn-mag, with three papers and two authors."""
+    raw = tmp_path / "mag" / "raw"
+    gz(raw / "num-node-dict.csv.gz", "author,paper\n2,3\n")
+    gz(raw / "triplet-type-list.csv.gz", "author,writes,paper\npaper,cites,paper\n")
+    gz(raw / "node-feat/paper/node-feat.csv.gz", "0.5,1\n2,3\n4,5\n")
+    gz(raw / "node-label/paper/node-label.csv.gz", "1\n0\n1\n")
+    for name, text in (
+        ("author___writes___paper", "0,2\n1,0\n"),
+        ("paper___cites___paper", "2,0\n"),
+    ):
+        gz(raw / "relations" / name / "edge.csv.gz", text)
+        gz(raw / "relations" / name / "num-edge-list.csv.gz", f"{text.count(chr(10))}\n")
+    for split, text in (("train", "0\n"), ("valid", "1\n"), ("test", "2\n")):
+        gz(tmp_path / "mag/split/time/paper" / f"{split}.csv.gz", text)
+    return tmp_path / "mag"
+
+
+def test_a_raw_folder_of_ogb(mag, tmp_path):
+    report = prepare(mag, tmp_path / "out", memory="64MiB", undirected=True)
+    out = tmp_path / "out"
+    assert rows_of(out, "author-writes-paper") == [[1], [], [0]]
+    assert rows_of(out, "paper-rev_writes-author") == [[2], [0]]
+    assert rows_of(out, "paper-cites-paper") == [[2], [], [0]]
+    with gnnx.open(out) as dataset:
+        assert (dataset.target, dataset.num_classes) == ("paper", 2)
+        assert dataset.features.read(np.arange(3)).tolist() == [[0.5, 1], [2, 3], [4, 5]]
+        assert dataset.split("val").read_range(0, 1).tolist() == [1]
+    assert report.edges["paper-cites-paper"]["reversed_added"] == 1
+    prepare(mag, tmp_path / "drawn", memory="64MiB", split="1,0,0")
+    with gnnx.open(tmp_path / "drawn") as dataset:
+        assert dataset.split("train").num_rows == 3
+
+
+def test_what_is_wrong_with_a_raw_folder_is_named(mag, tmp_path):
+    with pytest.raises(UsageError, match="split 'year' is not in"):
+        prepare(mag, tmp_path / "out", split="year")
+    with pytest.raises(UsageError, match="--features has no meaning for a typed graph"):
+        prepare(mag, tmp_path / "out", features="x.npy")
+    gz(mag / "raw/relations/author___writes___paper/edge.csv.gz", "0,2\n2,0\n")
+    with pytest.raises(DataError, match=r"edge 1: author: .*2.*2 nodes"):
+        prepare(mag, tmp_path / "out")
+    gz(mag / "raw/node-label/paper/node-label.csv.gz", "1\n0\n")
+    with pytest.raises(DataError, match="labels of 2 nodes, 3 of type 'paper'"):
+        prepare(mag, tmp_path / "out")
+    gz(mag / "raw/num-node-dict.csv.gz", "author,paper\n2,3\n2,3\n")
+    with pytest.raises(DataError, match="3 lines, not one of node types"):
+        prepare(mag, tmp_path / "out")
+    gz(mag / "raw/num-node-dict.csv.gz", "author,articles\n2,3\n")
+    with pytest.raises(DataError, match="not a relation between node types author, articles"):
+        prepare(mag, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+    assert [name for name in os.listdir(tmp_path) if name.startswith(".")] == []
+
+
+# What is wrong with a recipe.
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "cause"),
+    [
+        ('type = "author"', "", "nodes[0].type: missing"),
+        ('type = "paper"', 'type = "author"', "nodes[1].type: 'author' is there twice"),
+        ('type = "author"', 'type = "an-author"', "'an-author' cannot be a name"),
+        ("count = 3", "", "nodes[2]: files or count"),
+        ("count = 3", 'count = 3\nfiles = "x.csv"', "nodes[2]: files or count"),
+        ("count = 3", "cuont = 3", "nodes[2].cuont: unknown key"),
+        (
+            'features = ["a", "b"]',
+            'features = ["a"]\nfeatures_file = "x"',
+            "nodes[1]: features_file",
+        ),
+        ('"writes", "paper"]', '"writes"]', "edges[0].type: ['author', 'writes']"),
+        (
+            '["paper", "in", "venue"]',
+            '["paper", "in", "town"]',
+            "edges[1].type: no node type 'town'",
+        ),
+        ('files = "in.csv"', "", "edges[1].files: missing"),
+        ("[[edges]]\ntype", "[edges]\ntype", None),
+    ],
+)
+def test_a_wrong_recipe_is_named(folder, old, new, cause):
+    text = RECIPE.replace(old, new, 1)
+    (folder / "graph.toml").write_text(text)
+    with pytest.raises(GnnxError) as caught:
+        prepare(folder / "graph.toml", folder / "out")
+    assert caught.value.exit_code in {2, 3}
+    assert cause is None or caught.value.cause.startswith(f"graph.toml: {cause}")
+    assert not (folder / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("file", "text", "cause"),
+    [
+        ("writes.csv", "who,what\nbob,10\neve,30\n", "1 of 2 edges name .* the author 'eve'"),
+        ("writes.csv", "who,what\nbob,10\nbob,31\n", "1 of 2 edges name .* the paper '31'"),
+        ("in.csv", "src,dst\n10,3\n", r"in.csv: edge 0: venue: .*3.*3 nodes"),
+        ("in.csv", "src,dst\n10,-1\n", "in.csv: 1 edges with ids below 0"),
+        ("author.csv", "name,area,part\nann,db,\nann,ml,\n", "key 'ann' is there 2 times"),
+    ],
+)
+def test_wrong_tables_are_named(folder, file, text, cause):
+    (folder / file).write_text(text)
+    with pytest.raises(DataError, match=cause):
+        prepare(folder / "graph.toml", folder / "out", memory="256MiB")
+
+
+def test_unknown_ends_can_be_left_out(folder):
+    (folder / "writes.csv").write_text("who,what\nbob,10\neve,30\nann,31\n")
+    (folder / "graph.toml").write_text(
+        RECIPE.replace('src = "who"', 'src = "who"\nunknown = "drop"')
+    )
+    report = prepare(folder / "graph.toml", folder / "out", memory="256MiB")
+    assert rows_of(folder / "out", "author-writes-paper") == [[], [1], [], []]
+    assert report.edges["author-writes-paper"]["unknown_ends"] == 2
+
+
+def test_graphbolt_folder_of_a_real_graph(shared_data, tmp_path):
+    source, out = shared_data / "layouts/graphbolt-dblp", tmp_path / "out"
+    words = ["prepare", str(source), str(out), "--quiet", "--json"]
+    document = json.loads(CliRunner().invoke(app, words).stdout)
+    assert document["nodes"]["author"] == {"count": 14475, "num_features": 0, "num_classes": 4}
+    assert document["edges"]["paper-written_by-author"] == 41794
+    assert document["report"]["nodes"]["author"]["unlabelled"] == 14475 - 4057
+    pairs = np.loadtxt(source / "edges/paper_in_conf.csv", delimiter=",", dtype=int)
+    rows = [sorted(pairs[pairs[:, 1] == v, 0].tolist()) for v in range(20)]
+    assert rows_of(out, "paper-in-conf") == rows
+    y = np.load(out / "nodes/author/y.npy")
+    for split, name in (("train", "train"), ("validation", "val"), ("test", "test")):
+        seeds, labels = (np.load(source / f"set/{split}-{n}.npy") for n in ("seeds", "labels"))
+        assert np.array_equal(y[seeds], labels)
+        assert np.array_equal(np.load(out / f"nodes/author/{name}.npy"), np.sort(seeds))
+
+
+def test_debian_s_script_and_recipe(tmp_path):
+    """The class of a file is the section of its packages, where these agree."""
+    (tmp_path / "Contents").write_text(
+        "usr/bin/hello devel/hello\n"
+        "usr/bin/two words   utils/two,text/other\n"
+        "usr/share/doc/hello/copyright devel/hello\n"
+    )
+    words = [sys.executable, ROOT / "datasets/debian_contents.py", tmp_path / "made", "--dim", "8"]
+    subprocess.run([*words, "--contents", tmp_path / "Contents"], check=True, capture_output=True)
+    prepare(tmp_path / "made/debian.toml", tmp_path / "out", memory="64MiB")
+    with gnnx.open(tmp_path / "out") as dataset:
+        assert dataset.node_counts == {"directory": 6, "file": 3, "package": 3}
+        assert dataset.widths == {"directory": 8, "file": 8, "package": 1}
+        assert dataset.labels.read(np.arange(3)).tolist() == [0, -1, 0]
+        assert dataset.num_classes == 1
+    out = tmp_path / "out"
+    assert rows_of(out, "file-in_package-package") == [[0, 2], [1], [1]]
+    assert rows_of(out, "package-ships-file") == [[0], [1, 2], [0]]
+    # directories in the order of first use: the root, usr, usr/bin, usr/share, doc, hello
+    assert rows_of(out, "file-in_directory-directory") == [[], [], [0, 1], [], [], [2]]
+    assert rows_of(out, "directory-parent-directory") == [[1], [2, 3], [], [4], [5], []]
+
+
+def test_typed_graphs_are_not_partitioned(folder):
+    prepare(folder / "graph.toml", folder / "out", memory="256MiB")
+    words = ["partition", str(folder / "out"), str(folder / "parts"), "--parts", "2", "--json"]
+    result = CliRunner().invoke(app, words)
+    assert result.exit_code == 2
+    cause = json.loads(result.stdout)["error"]["cause"]
+    assert cause.endswith("has 3 node types and 4 edge types, not one each")
