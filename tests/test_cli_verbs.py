@@ -106,7 +106,7 @@ def test_train_document_has_its_keys(graph):
     assert list(document) == [
         *("schema", "command", "dataset", "model", "options"),
         *("epochs", "best_epoch", "val_accuracy", "test_accuracy"),
-        *("metric", "val_score", "test_score", "num_parameters", "memory"),
+        *("metric", "val_score", "test_score", "num_parameters", "memory", "plan"),
     ]
     assert [set(epoch) for epoch in document["epochs"]] == 2 * [
         {
@@ -130,6 +130,7 @@ def test_train_document_has_its_keys(graph):
                 "rows_from_disk",
             ),
             *("rows_from_packs", "windows", "disk_read_bytes", "disk_written_bytes", "fill_bytes"),
+            *("feature_read_bytes", "feature_reads", "amplification", "reads_per_s"),
         }
     ]
     assert set(document["memory"]) == {

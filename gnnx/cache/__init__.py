@@ -6,8 +6,9 @@ rest moves bytes: `features` keeps rows, `staging` and `packs` bring those of a 
 """
 
 from gnnx.cache.access import access_bytes, every, expected_access, hottest, typed_access
-from gnnx.cache.arrange import Arrangement, Demands, arrange
+from gnnx.cache.arrange import Arrangement, Decision, Demands, arrange, decide
 from gnnx.cache.features import AccessCounts, FeatureCache, overhead_bytes
+from gnnx.cache.forecast import Forecast, forecast
 from gnnx.cache.lookahead import Lookahead, WindowCounts
 from gnnx.cache.packs import PackedWindow
 from gnnx.cache.plan import HostNeeds, HostPlan, plan
@@ -19,9 +20,11 @@ from gnnx.cache.typed import HeteroAhead, HeteroDemands, HeteroFeatures, arrange
 __all__ = [
     "AccessCounts",
     "Arrangement",
+    "Decision",
     "Demand",
     "Demands",
     "FeatureCache",
+    "Forecast",
     "HeteroAhead",
     "HeteroDemands",
     "HeteroFeatures",
@@ -37,8 +40,10 @@ __all__ = [
     "arrange",
     "arrange_typed",
     "choose",
+    "decide",
     "every",
     "expected_access",
+    "forecast",
     "held_bytes",
     "hottest",
     "overhead_bytes",

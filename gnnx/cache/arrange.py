@@ -10,7 +10,7 @@ import numpy as np
 
 from gnnx.cache.access import access_bytes, every, expected_access, hottest
 from gnnx.cache.features import FeatureCache
-from gnnx.cache.plan import HostNeeds, plan
+from gnnx.cache.plan import HostNeeds, HostPlan, plan
 from gnnx.cache.strategy import Demand, Kind, Strategy, choose
 from gnnx.memory import Tier
 
@@ -50,6 +50,22 @@ class Demands:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
+class Decision:
+    """What HOST memory is to be used for."""
+
+    shared: HostPlan
+    """Between batches, seeds, graph and rows."""
+    strategy: Strategy
+    """How rows are read that do not stay."""
+    demand: Demand | None
+    """Who is wanted; None where all rows stay, or where HOST does not hold the ranking."""
+    scores: NDArray[np.float32] | None
+    """(N,) of `expected_access`; None as `demand`."""
+    all_rows: bool
+    """Whether all rows stay."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
 class Arrangement:
     """What HOST memory is used for."""
 
@@ -61,11 +77,61 @@ class Arrangement:
     """Whether there is room for the seeds."""
 
 
-def arrange(dataset: Dataset, demands: Demands) -> Arrangement:
-    """Share out what is free of HOST memory (`plan`, `choose`), pin the graph, fill the cache.
+def decide(dataset: Dataset, demands: Demands) -> Decision:
+    """Share out what is free of HOST memory (`plan`, `choose`); holds no more than the scores.
 
     Where HOST does not hold the ranking, about 8 bytes a node, it would not hold rows worth
     ranking: none are kept, and there are no windows.
+
+    Parameters
+    ----------
+    dataset
+        Opened with the budget to keep.
+    demands
+        What batches are made of.
+
+    Returns
+    -------
+    Decision
+        Whose scores are held as long as it is.
+
+    Raises
+    ------
+    BudgetError
+        HOST does not hold what reading takes.
+    """
+    graph, ledger, source = dataset.graph, dataset.ledger, dataset.features
+    source.read(np.arange(min(1, source.num_rows)))  # the readers take their buffers, for good
+    free = ledger.free_bytes(Tier.HOST)
+    needs = _needs(dataset, demands, _most_rows(demands))
+    shared = plan(free, needs)
+    one_by_one = Strategy("rows", 0, 1, 0, 0, 0.0)
+    if shared == plan(None, needs):
+        strategy = dataclasses.replace(one_by_one, num_kept=needs.num_rows)
+        return Decision(shared, strategy, None, None, all_rows=True)
+    if free is None or access_bytes(graph.num_nodes) > free:
+        return Decision(shared, one_by_one, None, None, all_rows=False)
+    scores = expected_access(graph, demands.seeds, demands.fanouts, demands.batch_size)
+    # what a batch is expected to have, and some: far less than the most it can have
+    needs = _needs(dataset, demands, 1.1 * float(scores.sum()))
+    shared, demand = plan(free, needs), Demand.of(scores)
+    strategy = choose(
+        shared.room,
+        demand,
+        needs.num_rows,
+        needs.row_bytes,
+        demands.num_steps,
+        disk_bytes=ledger.free_bytes(Tier.DISK),
+        kinds=demands.kinds if demands.keep_rows else ("rows",),
+    )
+    room = (free - scores.nbytes) // np.dtype(np.int64).itemsize - 64
+    count = min(strategy.num_kept, int(np.count_nonzero(scores)), room)
+    strategy = dataclasses.replace(strategy, num_kept=count if demands.keep_rows else 0)
+    return Decision(shared, strategy, demand, scores, all_rows=False)
+
+
+def arrange(dataset: Dataset, demands: Demands) -> Arrangement:
+    """Share out HOST memory as `decide` says, pin the graph, fill the cache.
 
     Parameters
     ----------
@@ -84,33 +150,17 @@ def arrange(dataset: Dataset, demands: Demands) -> Arrangement:
     BudgetError
         HOST does not hold what reading takes.
     """
-    graph, ledger, source = dataset.graph, dataset.ledger, dataset.features
-    source.read(np.arange(min(1, source.num_rows)))  # the readers take their buffers, for good
-    free = ledger.free_bytes(Tier.HOST)
-    needs = _needs(dataset, demands, _most_rows(demands))
-    shared, ids = plan(free, needs), np.empty(0, np.int64)
-    strategy = Strategy("rows", 0, 1, 0, 0, 0.0)
-    if shared == plan(None, needs):
-        ids = every(needs.num_rows, ledger)
-    elif free is not None and access_bytes(graph.num_nodes) <= free:
-        scores = expected_access(graph, demands.seeds, demands.fanouts, demands.batch_size)
-        # what a batch is expected to have, and some: far less than the most it can have
-        needs = _needs(dataset, demands, 1.1 * float(scores.sum()))
-        shared = plan(free, needs)
-        strategy = choose(
-            shared.room,
-            Demand.of(scores),
-            needs.num_rows,
-            needs.row_bytes,
-            demands.num_steps,
-            disk_bytes=ledger.free_bytes(Tier.DISK),
-            kinds=demands.kinds if demands.keep_rows else ("rows",),
-        )
-        room = (free - scores.nbytes) // ids.itemsize - 64
-        count = min(strategy.num_kept, int(np.count_nonzero(scores)), room)
-        ids = hottest(scores, count if demands.keep_rows else 0, ledger)
-        del scores
-    graph.pin(shared.topology)
+    ledger, source = dataset.ledger, dataset.features
+    decision = decide(dataset, demands)
+    shared, strategy = decision.shared, decision.strategy
+    if decision.all_rows:
+        ids = every(strategy.num_kept, ledger)
+    elif decision.scores is None:
+        ids = np.empty(0, np.int64)
+    else:
+        ids = hottest(decision.scores, strategy.num_kept, ledger)
+    del decision  # the scores' bytes are the graph's and the rows'
+    dataset.graph.pin(shared.topology)
     return Arrangement(FeatureCache(source, ids, ledger), strategy, shared.seeds > 0)
 
 

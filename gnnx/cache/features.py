@@ -188,6 +188,11 @@ class FeatureCache(FeatureStore):
         """Bytes of the reads of the source so far, where it is a file."""
         return self.source.file.bytes_read if isinstance(self.source, DiskFeatures) else 0
 
+    @property
+    def source_reads(self) -> int:
+        """Number of the reads of the source so far, where it is a file."""
+        return self.source.file.num_reads if isinstance(self.source, DiskFeatures) else 0
+
     def fill(self) -> None:
         """Read the chosen rows, in the order of the file; nothing where they are held already."""
         if self.is_filled or not self.num_kept:

@@ -73,6 +73,11 @@ class HeteroFeatures:
         return sum(cache.source_bytes_read for cache in self.caches.values())
 
     @property
+    def source_reads(self) -> int:
+        """Number of the reads of all files of features so far."""
+        return sum(cache.source_reads for cache in self.caches.values())
+
+    @property
     def is_filled(self) -> bool:
         """Whether rows are held now."""
         return any(cache.is_filled for cache in self.caches.values())

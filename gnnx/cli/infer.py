@@ -1,5 +1,6 @@
 """``gnnx infer``: outputs of a trained model for every node."""
 
+import functools
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -42,8 +43,9 @@ def infer(
     """Write the model's outputs for all nodes, every neighbour counted, to a file."""
     import gnnx
     from gnnx import export
-    from gnnx.inference import stream
+    from gnnx.inference import rehearse, stream
     from gnnx.nn import build_model
+    from gnnx.store import smallest_named
     from gnnx.train import load_checkpoint
 
     set_threads(threads)
@@ -70,7 +72,9 @@ def infer(
         if out.suffix in export.SUFFIXES:
             pieces = stream(model, opened, None, None, device, report)
             arrays = ((ids, rows.float().cpu().numpy()) for ids, rows in pieces)
-            export.write_rows(opened, out, arrays)
+            attempt = functools.partial(rehearse, model, whole=True, device=device)
+            with smallest_named(opened, attempt):
+                export.write_rows(opened, out, arrays)
         else:
             gnnx.infer(model, opened, out=out, device=device, progress=report)
         document = {

@@ -1,5 +1,7 @@
 """``gnnx train``: train a model on a dataset within a budget."""
 
+import contextlib
+import dataclasses
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -25,8 +27,10 @@ from gnnx.cli.frame import (
 from gnnx.errors import DataError, UsageError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from gnnx.store import Dataset
-    from gnnx.train import EpochReport, TrainReport
+    from gnnx.train import EpochReport, Plan, TrainReport
 
 TYPED_MODELS = ("rgcn", "hetero-sage")
 
@@ -120,6 +124,19 @@ def train(
     threads: Threads = None,
     device: Device = "cpu",
     seed: Seed = 0,
+    log: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write a line of JSON an epoch here.")
+    ] = None,
+    log_dir: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Write the epochs for TensorBoard here.")
+    ] = None,
+    trace: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Write when each step was sampled, fetched, computed."),
+    ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Show the plan, as gnnx plan, and train nothing.")
+    ] = False,
     quiet: Quiet = False,
     as_json: Json = False,
 ) -> Answer:
@@ -157,6 +174,7 @@ def train(
     import torch
 
     import gnnx
+    from gnnx.loader import Trace
     from gnnx.nn import build_model
 
     set_threads(threads)
@@ -190,14 +208,36 @@ def train(
             checkpoint_every=checkpoint_every,
             **options,
         )
-        result = trainer.fit(epochs, resume=resume, progress=report)
-    document = {
-        "dataset": str(dataset),
-        "model": config,
-        "options": {**options, "epochs": epochs, "bf16": bf16},
-        **result.as_dict(),
-    }
-    return Answer(document, Group(epochs_table(result.epochs, metric), _totals(result)))
+        document: dict[str, Any] = {
+            "dataset": str(dataset),
+            "model": config,
+            "options": {**options, "epochs": epochs, "bf16": bf16},
+        }
+        plan = None if opened.is_typed and not dry_run else trainer.plan()
+        if dry_run and plan is not None:
+            return Answer(document | {"plan": dataclasses.asdict(plan)}, plan_table(plan, None))
+        observe = _observers(log, log_dir, append=resume)
+        with contextlib.nullcontext() if trace is None else Trace(trace) as spans:
+            result = trainer.fit(
+                epochs, resume=resume, progress=report, observe=observe, trace=spans
+            )
+    tables = [epochs_table(result.epochs, metric), _totals(result)]
+    if plan is not None:
+        tables.insert(1, plan_table(plan, result))
+    return Answer(document | result.as_dict(), Group(*tables))
+
+
+def _observers(
+    log: Path | None, log_dir: Path | None, *, append: bool
+) -> "list[Callable[[EpochReport], None]]":
+    from gnnx.train import JsonLines, TensorBoard
+
+    found: list[Callable[[EpochReport], None]] = []
+    if log is not None:
+        found.append(JsonLines(log, append=append))
+    if log_dir is not None:
+        found.append(TensorBoard(log_dir))
+    return found
 
 
 def _config(
@@ -235,7 +275,8 @@ def epochs_table(epochs: "list[EpochReport]", metric: str = "accuracy") -> Table
     from gnnx.memory import format_bytes
 
     table = Table(title="epochs", title_justify="left")
-    for name in ("epoch", "loss", f"val {metric}", "seconds", "hit ratio", "read from disk"):
+    names = "epoch", "loss", f"val {metric}", "seconds", "waited", "in memory", "read", "per row"
+    for name in names:  # 80 columns hold no more
         table.add_column(name, justify="right")
     for report in epochs:
         hits = report.rows_hit / max(1, report.rows_requested)
@@ -244,9 +285,70 @@ def epochs_table(epochs: "list[EpochReport]", metric: str = "accuracy") -> Table
             f"{report.loss:.4f}",
             percent(report.val_score),
             f"{report.seconds:.1f}",
+            f"{report.wait_s:.1f}",
             percent(hits),
             format_bytes(report.disk_read_bytes),
+            "-" if report.amplification is None else f"{report.amplification:.1f}x",
         )
+    return table
+
+
+def plan_table(plan: "Plan", report: "TrainReport | None") -> Table:
+    """Show what is held and what an epoch reads, beside the facts where there are any."""
+    from gnnx.memory import format_bytes
+
+    # the first epoch compiles kernels, and a budget may be found out to be short in it
+    epoch: Any = None if report is None else report.epochs[-1]
+    peak = device_peak = None
+    if report is not None:
+        peak = report.memory.peak_ledger_bytes
+        device_peak = report.memory.peak_device_ledger_bytes
+    table = Table(title="plan", title_justify="left", show_header=report is not None)
+    table.add_column("of an epoch", style="bold", no_wrap=True)
+    table.add_column("planned", justify="right")
+    if report is not None:
+        table.add_column("found", justify="right")
+
+    def row(name: str, planned: str, fact: str | None = None) -> None:
+        table.add_row(name, planned, *([fact or ""] if report is not None else []))
+
+    for tier, owners, budget, most in (
+        ("host", plan.host, plan.host_budget_bytes, peak),
+        ("device", plan.device, plan.device_budget_bytes, device_peak),
+        ("disk", plan.disk, None, None),
+    ):
+        for owner, held in owners.items():
+            if held:
+                row(f"{tier}: {owner}", format_bytes(held))
+        limit = "" if budget is None else f" of {format_bytes(budget)}"
+        # batches and pieces of an evaluation are not held at the same time
+        total = format_bytes((max if tier == "device" else sum)(owners.values())) + limit
+        row(f"{tier} memory" if tier != "disk" else "disk scratch", total,
+            None if most is None else format_bytes(most))  # fmt: skip
+    row("parameters, gradients, optimizer", format_bytes(plan.parameter_bytes))
+    steps = f" of {plan.steps_per_window} steps" if plan.strategy != "rows" else ""
+    row("rows that stay", f"{plan.rows_kept:,} of {plan.num_rows:,}")
+    row("others are read by", plan.strategy + steps)
+    row("steps", f"{plan.num_steps:,}")
+    for name, planned, fact in (
+        ("rows asked for", plan.rows_requested, epoch and epoch.rows_requested),
+        ("rows from the features' file", plan.rows_from_disk, epoch and epoch.rows_from_disk),
+        ("rows from packs", plan.rows_from_packs, epoch and epoch.rows_from_packs),
+    ):
+        row(name, f"{planned:,}", None if fact is None else f"{fact:,}")
+    for name, planned, read in (
+        ("read from disk", plan.disk_read_bytes, epoch and epoch.disk_read_bytes),
+        ("written to disk", plan.disk_written_bytes, epoch and epoch.disk_written_bytes),
+    ):
+        found = None if read is None else format_bytes(read)
+        row(name, format_bytes(planned), found)
+    for name, seconds, fact_s in (
+        ("sampling", plan.sample_s, epoch and epoch.sample_s),
+        ("computing", plan.compute_s, epoch and epoch.compute_s),
+        ("reading", plan.disk_s, epoch and epoch.fetch_s),
+        ("time", plan.seconds, epoch and epoch.seconds),
+    ):
+        row(name, f"{seconds:.2f} s", None if fact_s is None else f"{fact_s:.2f} s")
     return table
 
 

@@ -8,6 +8,7 @@ S sources, D destinations, R rows asked, F/G widths in/out.
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -29,7 +30,7 @@ from gnnx.memory import Tier
 from gnnx.nn import needs_degrees, needs_edge_weight
 from gnnx.random import Key
 from gnnx.sample import EdgeValues, NeighborSampler, ValuedSampler
-from gnnx.store import ScratchRows
+from gnnx.store import ScratchRows, smallest_named
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -45,6 +46,9 @@ if TYPE_CHECKING:
     from gnnx.store import Dataset, FeatureStore, GraphStore
 
 __all__ = ["infer", "parameter_dtype", "stream"]
+
+
+_DEGREES = 1 << 16  # of nodes looked at together, 64 bytes each at most
 
 
 class _Piece(NamedTuple):
@@ -93,7 +97,7 @@ def infer(
     Raises
     ------
     BudgetError
-        One row's neighbourhood does not fit the budget.
+        One row's neighbourhood does not fit the budget; names the smallest one that does.
     DataError
         A node is outside the graph.
     UsageError
@@ -108,7 +112,11 @@ def infer(
         _check_nodes(nodes, dataset.num_nodes)
     pieces = stream(model, dataset, nodes, features, device, progress)
     if out is not None:
-        _write_npy(_checked_out(out), num_rows, pieces)
+        path = _checked_out(out)
+        with smallest_named(
+            dataset, functools.partial(rehearse, model, whole=nodes is None, device=device)
+        ):
+            _write_npy(path, num_rows, pieces)
         return None
     result, filled = torch.empty(0), 0
     for ids, rows in pieces:
@@ -258,6 +266,65 @@ def _load(
     (block,) = sampler.sample(ids, Key(0))
     x = ledger.tensor((block.num_src, *h.row_shape), h.dtype, tier, "x")
     return _Piece(ids, block, h.read(block.src_id.numpy(), out=x))
+
+
+def rehearse(
+    model: nn.Module,
+    dataset: Dataset,
+    *,
+    whole: bool,
+    features: FeatureStore | None = None,
+    device: torch.device | str = "cpu",
+) -> None:
+    """Take the memory that `stream` cannot do without, and no more time than one node takes.
+
+    What does not fit is cut into smaller pieces, down to one node. So each layer is run for the
+    node with most in-edges alone, beside all that is held meanwhile.
+
+    Parameters
+    ----------
+    model
+        As of `stream`.
+    dataset
+        As of `stream`.
+    whole
+        For all nodes, not for some.
+    features
+        As of `stream`.
+    device
+        As of `stream`.
+
+    Raises
+    ------
+    BudgetError
+        It does not fit.
+    """
+    graph, layers = dataset.graph, list(model.layers)  # type: ignore[arg-type]
+    most, node = -1, 0
+    for first, degree in _degrees(graph):
+        if degree.max(initial=-1) > most:
+            most, node = int(degree.max()), first + int(degree.argmax())
+    masks = []
+    for _ in range(1 if whole else len(layers)):
+        masks.append(graph.ledger.empty(graph.num_nodes, np.bool_, Tier.HOST, "inference"))
+        masks[-1][:] = False
+        masks[-1][node] = True
+    h: FeatureStore = features or dataset.features
+    with contextlib.ExitStack() as mode, contextlib.ExitStack() as scratch:
+        mode.callback(model.train, model.training)
+        model.eval()
+        for layer in layers:
+            outputs = _apply(layer, dataset, h, masks[0], torch.device(device), "rehearsal")
+            with scratch.pop_all():
+                h = _kept(outputs, dataset, scratch)
+
+
+def _degrees(graph: GraphStore) -> Iterator[tuple[int, NDArray[np.int64]]]:
+    """Give the number of in-edges of all nodes, in pieces, with the first node of each."""
+    free = graph.ledger.free_bytes(Tier.HOST)
+    size = max(1, min(_DEGREES, _DEGREES if free is None else free // 256))
+    for begin in range(0, graph.num_nodes, size):
+        yield begin, graph.rows(np.arange(begin, min(begin + size, graph.num_nodes)))[1]
 
 
 def _checked_out(out: Path | str) -> Path:

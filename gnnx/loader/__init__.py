@@ -3,5 +3,6 @@
 from gnnx.loader.engine import EpochStats, Loader
 from gnnx.loader.hetero import HeteroLoader
 from gnnx.loader.seeds import Split
+from gnnx.loader.trace import Trace
 
-__all__ = ["EpochStats", "HeteroLoader", "Loader", "Split"]
+__all__ = ["EpochStats", "HeteroLoader", "Loader", "Split", "Trace"]

@@ -31,7 +31,7 @@ from gnnx.random import Key, permute
 from gnnx.sample import Clusters, ClusterSampler, EdgeValues, NeighborSampler, ValuedSampler
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Generator, Iterator, Sequence
     from concurrent.futures import Future
 
     from numpy.typing import NDArray
@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from gnnx.cache.features import AccessCounts
     from gnnx.cache.strategy import Kind
     from gnnx.loader.seeds import Split
+    from gnnx.loader.trace import Trace
     from gnnx.store import Dataset, Pending
 
 _KINDS: dict[str | None, tuple[Kind, ...]] = {
@@ -74,6 +75,8 @@ class EpochStats:
     """Rows read from the file of features; a window reads a row once for all of its batches."""
     feature_read_bytes: int
     """Bytes of the reads of them: whole blocks, and gaps where reading on was cheaper."""
+    feature_reads: int
+    """Reads from the file of features."""
     disk_read_bytes: int
     """Bytes read from the disk, in whole blocks: features, packs, topology, labels."""
     disk_written_bytes: int
@@ -151,6 +154,8 @@ class Loader:
     step : int
         Step that the next pass begins with; set it to go on inside an epoch. It is 0 again when
         that pass has begun.
+    trace : Trace or None
+        What is told when batches were sampled, fetched and waited for.
 
     Raises
     ------
@@ -196,8 +201,11 @@ class Loader:
         self.prefetch, self.timeout_s = prefetch, timeout_s
         self.device = torch.device(device)
         self.epoch = self.step = 0
+        self.trace: Trace | None = None
         self._current: _Epoch | None = None
-        self._degrees, self._edge_index = degrees, edge_index
+        self._degrees, self._edge_index, self._edge_ids = degrees, edge_index, edge_ids
+        self._split, self._edge_weight, self._edge_attr = split, edge_weight, edge_attr
+        self._clusters_per_batch = clusters_per_batch
         self._ledger = dataset.ledger
         ops.keep_results_within(dataset.ledger)
         self._seeds = Seeds(dataset, split)
@@ -222,7 +230,7 @@ class Loader:
         whole, rest = divmod(self._seeds.count, self.batch_size)
         return whole + (rest > 0 and not self.drop_last)
 
-    def __iter__(self) -> Iterator[MiniBatch]:
+    def __iter__(self) -> Generator[MiniBatch, None, None]:
         """Run one epoch, from `step` on."""
         first, self.step = self.step, 0
         if not 0 <= first <= len(self):
@@ -273,6 +281,18 @@ class Loader:
         return Clusters(offsets, self._seeds.count_in_ranges(offsets), clusters_per_batch)
 
     @contextlib.contextmanager
+    def lent(self) -> Iterator[None]:
+        """Lend memory to an evaluation: where HOST is short, what rows and scratch hold.
+
+        Pieces want room: rows that are kept serve them only where they leave half of it. The next
+        epoch reads what was given up again.
+        """
+        free, budget = self._ledger.free_bytes(Tier.HOST), self._ledger.budget.host
+        is_short = free is not None and budget is not None and 2 * free < budget
+        with self.released() if is_short else contextlib.nullcontext():
+            yield
+
+    @contextlib.contextmanager
     def released(self) -> Iterator[None]:
         """Lend what rows and scratch hold to others; the next epoch reads the rows again."""
         if self._features is not None:
@@ -280,10 +300,42 @@ class Loader:
         self._sampler = self._new_sampler()
         yield
 
+    def alone(self) -> Loader:
+        """Make a loader of the same batches, one at a time, that keeps nothing in memory."""
+        return Loader(
+            self.dataset,
+            self.fanouts,
+            self.batch_size,
+            split=self._split,
+            seed=self.seed,
+            shuffle=self.shuffle,
+            drop_last=self.drop_last,
+            degrees=self._degrees,
+            edge_index=self._edge_index,
+            edge_ids=self._edge_ids,
+            cache=None,
+            lookahead=None,
+            prefetch=0,
+            device=self.device,
+            timeout_s=self.timeout_s,
+            clusters_per_batch=self._clusters_per_batch,
+            edge_weight=self._edge_weight,
+            edge_attr=self._edge_attr,
+        )
+
     def _arrange(self) -> FeatureCache:
         """Share out HOST memory, and keep in it what the plan says."""
         if self._degrees:  # the bitmap of loops is taken for good
             self.dataset.graph.has_loop(np.empty(0, np.int64))
+        arranged = arrange(self.dataset, self.demands)
+        if arranged.keep_seeds:
+            self._seeds.keep(self._ledger)
+        self._strategy = arranged.strategy
+        return arranged.features
+
+    @property
+    def demands(self) -> Demands:
+        """What the batches are made of, as far as memory goes."""
         demands = Demands(
             seeds=self._seeds.source,
             seeds_bytes=self._seeds.num_bytes,
@@ -295,20 +347,16 @@ class Loader:
             kinds=_KINDS[self.lookahead],
         )
         if self._clusters is not None:  # each row is wanted once an epoch, with its neighbours
-            demands = dataclasses.replace(
+            return dataclasses.replace(
                 demands,
                 seeds=EveryNode(self.dataset.num_nodes),
                 fanouts=(),
                 batch_size=self._clusters.num_nodes,
                 kinds=("rows",),
             )
-        arranged = arrange(self.dataset, demands)
-        if arranged.keep_seeds:
-            self._seeds.keep(self._ledger)
-        self._strategy = arranged.strategy
-        return arranged.features
+        return demands
 
-    def _run(self, epoch: _Epoch) -> Iterator[MiniBatch]:
+    def _run(self, epoch: _Epoch) -> Generator[MiniBatch, None, None]:
         """Hand out the batches of an epoch and leave nothing behind, however it ends."""
         fill_bytes, self._filled = (
             epoch.features.fill_bytes - self._filled,
@@ -330,10 +378,13 @@ class Loader:
         """Begin to bring the rows of the epoch's batches."""
 
         def wanted(step: int) -> NDArray[np.int64]:
-            key = Key(self.seed, epoch.number, step)
+            key, begin = Key(self.seed, epoch.number, step), time.perf_counter()
             rows: NDArray[np.int64] = self._sampler.reach(
                 self._seeds.ids(self._positions(key)), key
             )
+            if self.trace is not None:
+                end = time.perf_counter()
+                self.trace.add("look ahead", begin, end, epoch=epoch.number, step=step)
             return rows
 
         return Lookahead(
@@ -384,7 +435,10 @@ class Loader:
                 if not self._make_room(epoch, error.tier):
                     raise
             finally:
-                epoch.wait_s += time.perf_counter() - begin
+                end = time.perf_counter()
+                epoch.wait_s += end - begin
+                if self.trace is not None:
+                    self.trace.add("wait", begin, end, epoch=epoch.number, step=step)
             if batch is None:
                 epoch.jobs.appendleft(self._begin(epoch, step))
         epoch.num_done += 1
@@ -427,15 +481,19 @@ class Loader:
         edge_index = edge_union(blocks, self._ledger) if self._edge_index else None
         sampled = time.perf_counter()
         progress.enter("fetching features")
+        x, fetched = self._fetch(ahead, key.step, blocks), time.perf_counter()
+        if self.trace is not None:
+            self.trace.add("sample", begin, sampled, epoch=key.epoch, step=key.step)
+            self.trace.add("fetch", sampled, fetched, epoch=key.epoch, step=key.step)
         return _Coming(
             input_id=torch.from_numpy(positions),
             seeds=torch.from_numpy(seeds),
             blocks=blocks,
             edge_index=edge_index,
-            x=self._fetch(ahead, key.step, blocks),
+            x=x,
             y=y,
             sample_s=sampled - begin,
-            copy_s=time.perf_counter() - sampled,
+            copy_s=fetched - sampled,
         )
 
     def _fetch(self, ahead: Any, step: int, blocks: list[Any]) -> Any:
@@ -506,6 +564,7 @@ class _Epoch:
     def end(self) -> None:
         """Count no longer."""
         self.windows += self.ahead.close()
+        del self.ahead  # it knows the loader, which knows the last pass
         self._final = self._count(self.windows)
 
     def stats(self) -> EpochStats:
@@ -513,9 +572,13 @@ class _Epoch:
         return self._final or self._count(self.windows + self.ahead.counts)
 
     def _read(self) -> _Counters:
-        io = self._io
+        io, features = self._io, self.features
         return _Counters(
-            self.features.counts, io.busy_s, io.bytes_read, self.features.source_bytes_read
+            features.counts,
+            io.busy_s,
+            io.bytes_read,
+            features.source_bytes_read,
+            features.source_reads,
         )
 
     def _count(self, windows: WindowCounts) -> EpochStats:
@@ -532,6 +595,7 @@ class _Epoch:
             rows_from_packs=windows.rows_unpacked,
             rows_from_disk=one_by_one + windows.rows_read,
             feature_read_bytes=now.feature_bytes - before.feature_bytes,
+            feature_reads=now.feature_reads - before.feature_reads,
             disk_read_bytes=now.disk_bytes - before.disk_bytes,
             disk_written_bytes=windows.rows_packed * self.features.row_bytes,
             windows=windows.windows,
@@ -547,6 +611,7 @@ class _Counters(NamedTuple):
     busy_s: float
     disk_bytes: int
     feature_bytes: int
+    feature_reads: int
 
 
 class _Progress:

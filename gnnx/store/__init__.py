@@ -5,6 +5,7 @@ from gnnx.store.engine import ReadEngine
 from gnnx.store.features import ConstantFeatures, DiskFeatures, FeatureStore, Pending
 from gnnx.store.keys import Keys
 from gnnx.store.manifest import Manifest
+from gnnx.store.rehearsal import smallest_named
 from gnnx.store.scratch import ScratchRows
 from gnnx.store.topology import GraphStore
 from gnnx.store.verification import Problem, verify
@@ -25,5 +26,6 @@ __all__ = [
     "ReadEngine",
     "ScratchRows",
     "open",
+    "smallest_named",
     "verify",
 ]

@@ -47,12 +47,14 @@ class Dataset:
         What it holds.
     ledger : Ledger
         As given.
+    io_threads : int
+        As given.
     io : ReadEngine
         Its readers, with counters of all that was read.
     """
 
     def __init__(self, path: Path, ledger: Ledger, *, io_threads: int = 16) -> None:
-        self.path, self.ledger = path, ledger
+        self.path, self.ledger, self.io_threads = path, ledger, io_threads
         self.manifest = _checked_manifest(path)
         self.io = ReadEngine(ledger, io_threads)
         self._arrays: dict[str, DiskFeatures] = {}

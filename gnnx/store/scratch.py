@@ -105,7 +105,9 @@ class ScratchRows(DiskFeatures):
         ResourceError
             The disk is full.
         """
-        step = max(1, _PIECE_BYTES // max(1, self.row_bytes))
+        free = self._ledger.free_bytes(Tier.HOST)
+        piece_bytes = _PIECE_BYTES if free is None else min(_PIECE_BYTES, free // 8)
+        step = max(1, piece_bytes // max(1, self.row_bytes))
         piece = self._ledger.tensor((step, *self.row_shape), self.dtype, Tier.HOST, "scratch")
         raw = memoryview(piece.view(-1).view(torch.uint8).numpy())  # type: ignore[arg-type]
         begin = 0

@@ -2,7 +2,9 @@
 
 from gnnx.train.base import base_rss_bytes
 from gnnx.train.checkpoint import Checkpoint, load_checkpoint
+from gnnx.train.logs import JsonLines, TensorBoard
 from gnnx.train.metrics import METRICS, UNKNOWN, UNLABELLED, MetricName, Metrics, evaluate
+from gnnx.train.plan import Plan
 from gnnx.train.reports import EpochReport, MemoryReport, TrainReport
 from gnnx.train.trainer import Trainer
 
@@ -12,9 +14,12 @@ __all__ = [
     "UNLABELLED",
     "Checkpoint",
     "EpochReport",
+    "JsonLines",
     "MemoryReport",
     "MetricName",
     "Metrics",
+    "Plan",
+    "TensorBoard",
     "TrainReport",
     "Trainer",
     "base_rss_bytes",

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from gnnx.train.plan import Plan
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -28,11 +31,17 @@ class EpochReport:
     rows_hit: int
     rows_from_packs: int
     rows_from_disk: int
+    feature_read_bytes: int
+    """Of the reads of rows from the file of features; `amplification` times what the rows take."""
+    feature_reads: int
+    """Reads from the file of features; a second of `seconds` has `reads_per_s` of them."""
     disk_read_bytes: int
     disk_written_bytes: int
     windows: int
     fill_bytes: int
     """Read before the epoch to fill the cache, which evaluation empties where HOST is short."""
+    amplification: float | None
+    reads_per_s: float
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -63,6 +72,8 @@ class TrainReport:
     test_score: float | None
     num_parameters: int
     memory: MemoryReport
+    plan: Plan | None
+    """What was planned, where `Trainer.plan` was asked."""
 
     def as_dict(self) -> dict[str, Any]:
         """Plain dictionaries and lists, ready for JSON."""

@@ -5,8 +5,8 @@ Shapes: N nodes, B seeds, C classes.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
+import functools
 import math
 import time
 from collections.abc import Mapping
@@ -21,10 +21,12 @@ from gnnx.inference import parameter_dtype
 from gnnx.loader import HeteroLoader, Loader
 from gnnx.memory import Tier, peak_rss_bytes
 from gnnx.nn import needs_degrees, needs_edge_weight
+from gnnx.store import smallest_named
 from gnnx.train.base import base_rss_bytes
 from gnnx.train.checkpoint import has_state, read_state, write_state
 from gnnx.train.metrics import METRICS, MetricName, Metrics, evaluate
 from gnnx.train.objective import make_loss, make_optimizer, make_scheduler
+from gnnx.train.plan import make_plan, rehearse
 from gnnx.train.reports import EpochReport, MemoryReport, TrainReport
 
 if TYPE_CHECKING:
@@ -33,8 +35,10 @@ if TYPE_CHECKING:
     from torch import nn
 
     from gnnx.graph import EdgeType, HeteroBatch, MiniBatch
+    from gnnx.loader import Trace
     from gnnx.store import Dataset
     from gnnx.threads import Progress
+    from gnnx.train.plan import Plan
 
 
 class Trainer:
@@ -145,9 +149,15 @@ class Trainer:
         self.checkpoint_every, self.metric = checkpoint_every, metric
         self.base_rss_bytes = base_rss_bytes(model, dataset)
         self.model.to(self.device)
-        self.loader = self._make_loader(fanouts, batch_size, clusters_per_batch)
+        self._new_loader = functools.partial(
+            self._make_loader, fanouts, batch_size, clusters_per_batch
+        )
+        self.loader = self._new_loader(dataset)
         self.optimizer = make_optimizer(optimizer, model, lr, weight_decay)
-        self.loss = loss or make_loss(class_weights, dataset, self.device)
+        with smallest_named(dataset, self._rehearse):
+            self.loss = loss or make_loss(class_weights, dataset, self.device)
+        self._plan: Plan | None = None
+        self._trace: Trace | None = None
         self._settings = {
             "fingerprint": dataset.fingerprint,
             "model": getattr(model, "config", None),
@@ -168,21 +178,22 @@ class Trainer:
         fanouts: Sequence[int] | Mapping[EdgeType, Sequence[int]],
         batch_size: int,
         clusters_per_batch: int | None,
+        dataset: Dataset,
     ) -> Any:
         options: dict[str, Any] = {"seed": self.seed, "device": self.device}
-        if self.dataset.is_typed:
+        if dataset.is_typed:
             if clusters_per_batch is not None:
                 raise UsageError(
                     f"{clusters_per_batch} clusters a batch of a graph of several types",
                     "Train on drawn neighbours: leave the clusters out.",
                 )
-            return HeteroLoader(self.dataset, fanouts, batch_size, **options)
+            return HeteroLoader(dataset, fanouts, batch_size, **options)
         if isinstance(fanouts, Mapping):
             raise UsageError(
                 "fanouts by edge type, of a graph that has one", "Give one list of fanouts."
             )
         return Loader(
-            self.dataset,
+            dataset,
             fanouts,
             batch_size,
             degrees=needs_degrees(self.model),
@@ -191,8 +202,49 @@ class Trainer:
             **options,
         )
 
+    def plan(self) -> Plan:
+        """Tell what `fit` is going to hold and read, and how long an epoch takes.
+
+        Sizes and traffic are what `fit` decides by. Times come from a few batches, computed with a
+        copy of the model: nothing is trained.
+
+        Returns
+        -------
+        Plan
+            Kept: the report of `fit` carries it beside the facts.
+
+        Raises
+        ------
+        BudgetError
+            The training does not fit; names the smallest budget with which it does.
+        UsageError
+            The data set has several types.
+        """
+        if self.dataset.is_typed:
+            raise UsageError(
+                f"{self.dataset.path}: plans are for graphs of one type", "Train without a plan."
+            )
+
+        def step(model: nn.Module, batch: MiniBatch) -> None:
+            model.train()
+            self._backward(model, batch)
+
+        with smallest_named(self.dataset, self._rehearse):
+            self._plan = make_plan(self.loader, self.model, self.optimizer, step)
+        return self._plan
+
+    def _rehearse(self, dataset: Dataset) -> None:
+        """Take the memory of the training on the same dataset, opened with another budget."""
+        rehearse(self._new_loader(dataset), self.model, self.device)
+
     def fit(
-        self, epochs: int, *, resume: bool = False, progress: Progress | None = None
+        self,
+        epochs: int,
+        *,
+        resume: bool = False,
+        progress: Progress | None = None,
+        observe: Sequence[Callable[[EpochReport], None]] = (),
+        trace: Trace | None = None,
     ) -> TrainReport:
         """Train, keep the weights best on validation, test them.
 
@@ -204,6 +256,10 @@ class Trainer:
             Go on from the checkpoint folder's state, if there is one.
         progress
             Called with (stage, done, total).
+        observe
+            Each called with the report of an epoch when it has ended.
+        trace
+            Told when each step was sampled, fetched, waited for and computed.
 
         Returns
         -------
@@ -217,7 +273,23 @@ class Trainer:
         UsageError
             There is no epoch to run, or the checkpoint belongs to another data set, another model
             or other settings.
+        BudgetError
+            The training does not fit; names the smallest budget with which it does.
         """
+        self._trace = self.loader.trace = trace
+        try:
+            with smallest_named(self.dataset, self._rehearse):
+                return self._fit(epochs, resume, progress, observe)
+        finally:
+            self._trace = self.loader.trace = None
+
+    def _fit(
+        self,
+        epochs: int,
+        resume: bool,
+        progress: Progress | None,
+        observe: Sequence[Callable[[EpochReport], None]],
+    ) -> TrainReport:
         if epochs < 1:
             raise UsageError(f"{epochs} epochs", "Give at least 1.")
         torch.manual_seed(self.seed)
@@ -232,6 +304,8 @@ class Trainer:
             self._run_epoch(state, scheduler, progress, last=len(state.epochs) + 1 == epochs)
             if self.checkpoint is not None:
                 self._save(state, scheduler)
+            for see in observe:
+                see(state.epochs[-1])
         self.model.load_state_dict(state.best_weights)
         return self._report(state, progress)
 
@@ -253,9 +327,18 @@ class Trainer:
             compute_s=part.compute_s,
             checkpoint_s=part.checkpoint_s,
             eval_s=eval_s,
+            amplification=self._amplification(part),
+            reads_per_s=part.stats["feature_reads"] / max(1e-9, part.seconds),
             **part.stats,
         )
         state.add(report, self.model)
+
+    def _amplification(self, part: _Part) -> float | None:
+        """Bytes read of the features over those of the rows; None where there is no one width."""
+        if self.dataset.is_typed or not part.stats["rows_from_disk"]:
+            return None
+        row_bytes = self.dataset.features.row_bytes
+        return float(part.stats["feature_read_bytes"] / (part.stats["rows_from_disk"] * row_bytes))
 
     def _train(self, state: _State, scheduler: Any, progress: Progress | None) -> None:
         """Take the steps of an epoch that the state has not seen."""
@@ -282,7 +365,10 @@ class Trainer:
                 )
             loss_sum += loss * batch.batch_size
             num_seeds += batch.batch_size
-            compute_s += time.perf_counter() - started
+            computed = time.perf_counter()
+            compute_s += computed - started
+            if self._trace is not None:
+                self._trace.add("compute", started, computed, epoch=epoch, step=step)
             if progress:
                 progress(f"epoch {epoch + 1}", step + 1, len(self.loader))
             done = epoch * len(self.loader) + step + 1
@@ -290,19 +376,27 @@ class Trainer:
                 started = time.perf_counter()
                 state.part = part(step + 1)
                 self._save(state, scheduler)
-                checkpoint_s += time.perf_counter() - started
+                saved = time.perf_counter()
+                checkpoint_s += saved - started
+                if self._trace is not None:
+                    self._trace.add("checkpoint", started, saved, epoch=epoch, step=step)
         state.part = part(len(self.loader))
 
     def _step(self, batch: MiniBatch | HeteroBatch) -> float:
+        self.optimizer.zero_grad()
+        loss = self._backward(self.model, batch)
+        self.optimizer.step()
+        return loss.item()
+
+    def _backward(self, model: nn.Module, batch: MiniBatch | HeteroBatch) -> torch.Tensor:
+        """Loss of a batch, its gradients added to the model's."""
         assert batch.y is not None  # the constructor has checked that there are labels
         x = self._converted(batch.x)
         with torch.autocast(self.device.type, self.autocast, enabled=self.autocast is not None):
-            logits = self.model(batch.blocks, x)
+            logits = model(batch.blocks, x)
         loss = self.loss(logits.float(), batch.y)
-        self.optimizer.zero_grad()
         loss.backward()
-        self.optimizer.step()
-        return loss.item()
+        return loss
 
     def _converted(self, x: Any) -> Any:
         """Features as the model takes them, of a typed batch by node type."""
@@ -314,21 +408,20 @@ class Trainer:
 
     def _evaluate(self, split: str, progress: Progress | None) -> tuple[Metrics, float]:
         begin = time.perf_counter()
-        features, ledger = self.loader.features, self.dataset.ledger
-        free, budget = ledger.free_bytes(Tier.HOST), ledger.budget.host
-        # pieces want room: rows that are kept serve them only where they leave half of it
-        roomy = free is None or budget is None or 2 * free >= budget
-        with contextlib.nullcontext() if roomy else self.loader.released():
+        with self.loader.lent():
             metrics = evaluate(
                 self.model,
                 self.dataset,
                 split,
                 metric=self.metric,
-                features=features,
+                features=self.loader.features,
                 device=self.device,
                 progress=progress,
             )
-        return metrics, time.perf_counter() - begin
+        end = time.perf_counter()
+        if self._trace is not None:
+            self._trace.add("evaluate", begin, end, split=split)
+        return metrics, end - begin
 
     def _report(self, state: _State, progress: Progress | None) -> TrainReport:
         test, _ = self._evaluate("test", progress)
@@ -353,6 +446,7 @@ class Trainer:
             test_score=test.score,
             num_parameters=sum(p.numel() for p in self.model.parameters()),
             memory=memory,
+            plan=self._plan,
         )
 
     def _save(self, state: _State, scheduler: Any) -> None:
@@ -402,6 +496,7 @@ class Trainer:
 _LOADER_STATS = (
     *("sample_s", "fetch_s", "wait_s", "rows_requested", "rows_hit", "rows_from_packs"),
     *("rows_from_disk", "disk_read_bytes", "disk_written_bytes", "windows", "fill_bytes"),
+    *("feature_read_bytes", "feature_reads"),
 )
 
 
