@@ -13,6 +13,7 @@ from gnnx.cache.features import FeatureCache
 from gnnx.cache.plan import HostNeeds, plan
 from gnnx.cache.strategy import Demand, Kind, Strategy, choose
 from gnnx.memory import Tier
+from gnnx.store import calibrate
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -97,6 +98,8 @@ def arrange(dataset: Dataset, demands: Demands) -> Arrangement:
         # what a batch is expected to have, and some: far less than the most it can have
         needs = _needs(dataset, demands, 1.1 * float(scores.sum()))
         shared = plan(free, needs)
+        disk = calibrate(source.file, dataset.io, ledger)
+        dataset.io.gap_bytes = disk.gap_bytes
         strategy = choose(
             shared.room,
             Demand.of(scores),
@@ -104,6 +107,7 @@ def arrange(dataset: Dataset, demands: Demands) -> Arrangement:
             needs.row_bytes,
             demands.num_steps,
             disk_bytes=ledger.free_bytes(Tier.DISK),
+            gap_bytes=disk.gap_bytes,
             kinds=demands.kinds if demands.keep_rows else ("rows",),
         )
         room = (free - scores.nbytes) // ids.itemsize - 64
