@@ -39,6 +39,7 @@ from gnnx.cache.lookahead import WindowCounts
 from gnnx.memory import Tier, format_bytes
 from gnnx.random import Key, permute
 from gnnx.sample import NeighborSampler
+from gnnx.store import calibrate
 
 FANOUTS, WIDTH = (10, 10), 128
 BASE = 450 << 20  # interpreter, torch, compiled kernels, the trace and the batch in hand
@@ -82,7 +83,8 @@ def fetch(path: Path, trace: Path, way: str, budget: int, batch_size: int) -> di
         kinds = {"auto": ("rows", "windows", "packs")}.get(way, (way,))
         shape = source.num_rows, source.row_bytes
         room = free - 2 * 48 * largest
-        plan = choose(room, demand, *shape, len(batches), kinds=kinds)
+        gap = dataset.io.gap_bytes = calibrate(source.file, dataset.io, ledger).gap_bytes
+        plan = choose(room, demand, *shape, len(batches), gap_bytes=gap, kinds=kinds)
         kept = hottest(scores, min(plan.num_kept, (room - scores.nbytes) // 8), ledger)
         del scores
         begin = time.perf_counter()

@@ -119,7 +119,7 @@ def test_a_few_rows_do_not_wait_for_many(path, table, monkeypatch):
 
     monkeypatch.setattr(engine, "read_chunks", one_by_one)
     with gnnx.open(path, memory="64MiB", io_threads=1) as dataset:
-        apart = np.arange(0, NUM_ROWS, 60)  # 24 kB between them: each is read on its own
+        apart = np.arange(0, NUM_ROWS, 120)  # 48 kB between them: each is read on its own
         many = dataset.features.fetch(apart)
         few = dataset.features.fetch(ROWS[:3])
         calls.release(6)  # three chunks of each
@@ -410,9 +410,9 @@ def test_rows_asked_twice_and_neighbours_are_read_once(blob):
     assert reads([7]) == (1, 1)
     assert reads([7, 7, 7]) == (1, 1)
     assert reads([9, 8, 7]) == (1, 3)
-    assert reads([7, 12]) == (1, 6)  # 16 KiB between them cost less than a second read
-    assert reads([13, 7]) == (2, 2)
-    assert reads(range(0, 1200, 6)) == (200, 200)
+    assert reads([7, 16]) == (1, 10)  # 32 KiB between them cost less than a second read
+    assert reads([17, 7]) == (2, 2)
+    assert reads(range(0, 1200, 10)) == (120, 120)
     num_reads, blocks = reads(range(1200))
     assert blocks == 1200
     assert num_reads <= 1200 * 4096 // (128 << 10) + 1

@@ -13,6 +13,7 @@ from gnnx.cache.features import FeatureCache
 from gnnx.cache.plan import HostNeeds, HostPlan, plan
 from gnnx.cache.strategy import Demand, Kind, Strategy, choose
 from gnnx.memory import Tier
+from gnnx.store import calibrate
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -115,6 +116,8 @@ def decide(dataset: Dataset, demands: Demands) -> Decision:
     # what a batch is expected to have, and some: far less than the most it can have
     needs = _needs(dataset, demands, 1.1 * float(scores.sum()))
     shared, demand = plan(free, needs), Demand.of(scores)
+    disk = calibrate(source.file, dataset.io, ledger)
+    dataset.io.gap_bytes = disk.gap_bytes
     strategy = choose(
         shared.room,
         demand,
@@ -122,6 +125,7 @@ def decide(dataset: Dataset, demands: Demands) -> Decision:
         needs.row_bytes,
         demands.num_steps,
         disk_bytes=ledger.free_bytes(Tier.DISK),
+        gap_bytes=disk.gap_bytes,
         kinds=demands.kinds if demands.keep_rows else ("rows",),
     )
     room = (free - scores.nbytes) // np.dtype(np.int64).itemsize - 64

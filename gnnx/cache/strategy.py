@@ -19,7 +19,7 @@ from __future__ import annotations
 import collections
 import dataclasses
 import math
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import numpy as np
 
@@ -27,6 +27,7 @@ from gnnx.cache import _kernels
 from gnnx.cache.features import overhead_bytes
 from gnnx.cache.rows import index_bytes
 from gnnx.cache.staging import MOST_STEPS, pool_bytes
+from gnnx.store import GAP_BYTES
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -35,8 +36,7 @@ if TYPE_CHECKING:
 
 Kind = Literal["rows", "windows", "packs"]
 
-# A read costs as much as this many bytes streamed, and brings at least a block.
-_READ_COST, _BLOCK = 16 << 10, 4 << 10
+_BLOCK = 4 << 10  # what a read brings, at least
 # A byte written and read back costs as much as this many bytes streamed: writes are slower.
 _PACK_COST = 3.0
 # Sampling a batch once more must be worth it.
@@ -102,6 +102,7 @@ def choose(
     num_steps: int,
     *,
     disk_bytes: int | None = None,
+    gap_bytes: int = GAP_BYTES,
     kinds: tuple[Kind, ...] = ("rows", "windows", "packs"),
 ) -> Strategy:
     """Choose the strategy that costs least within the room.
@@ -120,6 +121,8 @@ def choose(
         Batches of an epoch.
     disk_bytes
         DISK bytes for packs; None is no limit.
+    gap_bytes
+        What a read costs beside its bytes, in bytes streamed: `Disk.gap_bytes`.
     kinds
         Those to choose from; ``"rows"`` needs nothing and is what remains.
 
@@ -128,12 +131,13 @@ def choose(
     Strategy
         What is held fits in the room (`held_bytes`); its cost falls as the room grows.
     """
-    best = _rows(room, demand, num_rows, row_bytes)
+    case = _Case(room, demand, num_rows, row_bytes, num_steps, gap_bytes)
+    best = _rows(case)
     bar = best.cost_bytes * (_GAIN if "rows" in kinds else np.inf)
     for steps in _candidates(num_steps):
         found = [
-            _windows(room, demand, num_rows, row_bytes, steps, num_steps),
-            _packs(room, demand, num_rows, row_bytes, steps, num_steps, disk_bytes),
+            _windows(case, steps),
+            _packs(case, steps, disk_bytes),
         ]
         for strategy in found:
             if strategy and strategy.kind in kinds and strategy.cost_bytes < bar:
@@ -162,12 +166,12 @@ def lengths(steps: int, num_steps: int) -> Iterator[int]:
         length = min(_GROWTH * length, steps)
 
 
-def read_cost(count: float, num_rows: int, row_bytes: int) -> float:
+def read_cost(count: float, num_rows: int, row_bytes: int, gap_bytes: int = GAP_BYTES) -> float:
     """Bytes that cost as much to stream as rows spread over the file do, gaps read where cheap."""
     if not num_rows * row_bytes:
         return 0.0
     whole = float(num_rows * row_bytes)
-    return -whole * float(np.expm1(-count * (max(row_bytes, _BLOCK) + _READ_COST) / whole))
+    return -whole * float(np.expm1(-count * (max(row_bytes, _BLOCK) + gap_bytes) / whole))
 
 
 def _candidates(num_steps: int) -> list[int]:
@@ -176,60 +180,67 @@ def _candidates(num_steps: int) -> list[int]:
     return sorted(steps for steps in tried if 2 <= steps <= num_steps)
 
 
-def _rows(room: int, demand: Demand, num_rows: int, row_bytes: int) -> Strategy:
-    left = max(0, room - overhead_bytes(num_rows))
-    kept = min(int(demand.count.sum()), left // (row_bytes + 8))
-    missed = _at(demand, kept, demand.beyond(1))
-    return Strategy("rows", kept, 1, 0, 0, read_cost(missed, num_rows, row_bytes))
+class _Case(NamedTuple):
+    """What `choose` was given."""
+
+    room: int
+    demand: Demand
+    num_rows: int
+    row_bytes: int
+    num_steps: int
+    gap_bytes: int
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return self.num_rows, self.row_bytes
+
+    @property
+    def ids(self) -> NDArray[np.float64]:
+        """Bytes of the ids of a batch's rows beyond those of the first k bins, and some."""
+        return _SPREAD * (4 if self.num_rows <= 2**31 else 8) * self.demand.beyond(1)
 
 
-def _windows(
-    room: int, demand: Demand, num_rows: int, row_bytes: int, steps: int, num_steps: int
-) -> Strategy | None:
+def _rows(case: _Case) -> Strategy:
+    left = max(0, case.room - overhead_bytes(case.num_rows))
+    kept = min(int(case.demand.count.sum()), left // (case.row_bytes + 8))
+    missed = _at(case.demand, kept, case.demand.beyond(1))
+    return Strategy("rows", kept, 1, 0, 0, read_cost(missed, *case.shape, case.gap_bytes))
+
+
+def _windows(case: _Case, steps: int) -> Strategy | None:
     if steps > MOST_STEPS:
         return None
-    fixed = overhead_bytes(num_rows) + pool_bytes(0, num_rows, row_bytes)
-    place_bytes = pool_bytes(1, num_rows, row_bytes) - pool_bytes(0, num_rows, row_bytes)
-    missed = demand.beyond(1)
-    ids = _SPREAD * steps * _id_bytes(num_rows) * missed
-    places = _SPREAD * place_bytes * demand.beyond(steps)
-    kept = _most(demand, room - fixed, row_bytes + 8, places + 2 * ids)
+    demand, kept_bytes = case.demand, case.row_bytes + 8
+    fixed = pool_bytes(0, *case.shape)
+    place_bytes = pool_bytes(1, *case.shape) - fixed
+    room = case.room - fixed - overhead_bytes(case.num_rows)
+    ids = steps * case.ids
+    kept = _most(demand, room, kept_bytes, _SPREAD * place_bytes * demand.beyond(steps) + 2 * ids)
     if kept is None:
         return None
     id_bytes = math.ceil(_at(demand, kept, ids))
     # what the estimate leaves of the room goes to the windows
-    rows = (room - fixed - kept * (row_bytes + 8) - 2 * id_bytes) // place_bytes
-    cost = _window_cost(demand, kept, num_rows, row_bytes, steps, num_steps, carried=True)
-    return Strategy("windows", kept, steps, max(1, int(min(rows, num_rows))), id_bytes, cost)
+    rows = min(case.num_rows, (room - kept * kept_bytes - 2 * id_bytes) // place_bytes)
+    if rows < 1:
+        return None
+    cost = _window_cost(case, kept, steps, carried=True)
+    return Strategy("windows", kept, steps, int(rows), id_bytes, cost)
 
 
-def _packs(
-    room: int,
-    demand: Demand,
-    num_rows: int,
-    row_bytes: int,
-    steps: int,
-    num_steps: int,
-    disk_bytes: int | None,
-) -> Strategy | None:
-    piece_bytes = min(_LARGEST_PIECE, max(_SMALLEST_PIECE, room // 16))
-    piece = min(num_rows, max(1, piece_bytes // (row_bytes + 8)))
-    fixed = NUM_PIECES * piece * (row_bytes + 8) + overhead_bytes(num_rows) + index_bytes(num_rows)
-    missed = demand.beyond(1)
-    ids = _SPREAD * steps * _id_bytes(num_rows) * missed
-    kept = _most(demand, room - fixed, row_bytes + 8, ids)
+def _packs(case: _Case, steps: int, disk_bytes: int | None) -> Strategy | None:
+    demand, kept_bytes = case.demand, case.row_bytes + 8
+    piece_bytes = min(_LARGEST_PIECE, max(_SMALLEST_PIECE, case.room // 16))
+    piece = min(case.num_rows, max(1, piece_bytes // kept_bytes))
+    fixed = overhead_bytes(case.num_rows) + index_bytes(case.num_rows)
+    room = case.room - fixed - NUM_PIECES * piece * kept_bytes
+    kept = _most(demand, room, kept_bytes, steps * case.ids)
     if kept is None:
         return None
-    batch = _at(demand, kept, missed)
-    if disk_bytes is not None and 2 * _SPREAD * steps * batch * row_bytes > disk_bytes:
+    batch_bytes = case.row_bytes * _at(demand, kept, demand.beyond(1))
+    if disk_bytes is not None and 2 * _SPREAD * steps * batch_bytes > disk_bytes:
         return None
-    cost = _window_cost(demand, kept, num_rows, row_bytes, steps, num_steps, carried=False)
-    cost += _PACK_COST * batch * row_bytes
-    return Strategy("packs", kept, steps, piece, room - fixed - kept * (row_bytes + 8), cost)
-
-
-def _id_bytes(num_rows: int) -> int:
-    return 4 if num_rows <= 2**31 else 8
+    cost = _window_cost(case, kept, steps, carried=False) + _PACK_COST * batch_bytes
+    return Strategy("packs", kept, steps, piece, room - kept * kept_bytes, cost)
 
 
 def _most(demand: Demand, room: float, row_cost: float, rest: NDArray[np.float64]) -> int | None:
@@ -253,22 +264,13 @@ def _at(demand: Demand, kept: int, beyond: NDArray[np.float64]) -> float:
     return float(np.interp(kept, edges, beyond))
 
 
-def _window_cost(
-    demand: Demand,
-    kept: int,
-    num_rows: int,
-    row_bytes: int,
-    steps: int,
-    num_steps: int,
-    *,
-    carried: bool,
-) -> float:
+def _window_cost(case: _Case, kept: int, steps: int, *, carried: bool) -> float:
     """Cost of a batch's share of reading the windows of an epoch."""
     total = 0.0
-    for length, times in collections.Counter(lengths(steps, num_steps)).items():
-        within = demand.within(length)
+    for length, times in collections.Counter(lengths(steps, case.num_steps)).items():
+        within = case.demand.within(length)
         # in memory, a row is read where the window before did not have it
-        read = demand.count * within * ((1 - within) if carried else 1.0)
-        new = _at(demand, kept, np.append(np.cumsum(read[::-1])[::-1], 0.0))
-        total += times * read_cost(new, num_rows, row_bytes)
-    return total / num_steps
+        read = case.demand.count * within * ((1 - within) if carried else 1.0)
+        new = _at(case.demand, kept, np.append(np.cumsum(read[::-1])[::-1], 0.0))
+        total += times * read_cost(new, *case.shape, case.gap_bytes)
+    return total / case.num_steps

@@ -8,11 +8,14 @@ import platform
 import shutil
 import tempfile
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from gnnx.cli.frame import Answer, Json, facts
+
+if TYPE_CHECKING:
+    from gnnx.store import Disk
 
 _PACKAGES = ("gnnx", "torch", "numpy", "numba", "pyarrow", "typer", "rich")
 
@@ -37,6 +40,7 @@ def doctor(
         "free_disk_bytes": shutil.disk_usage(folder).free,
         "base_rss_bytes": train.base_rss_bytes(),
     }
+    disks = _disks(folder)
     versions = {name: importlib.metadata.version(name) for name in _PACKAGES}
     document = {
         "python": platform.python_version(),
@@ -45,6 +49,14 @@ def doctor(
         "num_processors": len(os.sched_getaffinity(0)),
         **sizes,
         "direct_io": _direct_io(folder),
+        "disk": {
+            str(num_readers): {
+                "reads_per_s": {str(size): rate for size, rate in disk.reads_per_s.items()},
+                "bytes_per_s": disk.bytes_per_s,
+                "gap_bytes": disk.gap_bytes,
+            }
+            for num_readers, disk in disks.items()
+        },
         "devices": devices,
     }
     shown = {
@@ -57,9 +69,26 @@ def doctor(
         "base of a training": memory.format_bytes(sizes["base_rss_bytes"]),
         "free disk": memory.format_bytes(sizes["free_disk_bytes"]),
         "direct reads": "yes" if document["direct_io"] else "no: reads go through the page cache",
+        **{
+            f"disk, {num_readers} readers": f"{memory.format_bytes(int(disk.bytes_per_s or 0))}/s, "
+            f"{min(disk.reads_per_s.items())[1]:,.0f} reads of 4 KiB/s, "
+            f"gaps below {memory.format_bytes(disk.gap_bytes)} are read"
+            for num_readers, disk in disks.items()
+        },
         "devices": ", ".join(devices),
     }
     return Answer(document, facts("this machine", shown))
+
+
+def _disks(folder: Path) -> "dict[int, Disk]":
+    """Rates of a folder's disk by number of readers; a dataset with large features is measured."""
+    from gnnx import store
+
+    if (folder / "manifest.json").exists():
+        with store.open(folder) as dataset:
+            if dataset.num_features:
+                store.calibrate(dataset.features.file, dataset.io, dataset.ledger)
+    return store.known(folder)
 
 
 def _direct_io(folder: Path) -> bool:

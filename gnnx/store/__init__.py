@@ -1,7 +1,8 @@
 """A dataset on disk: the format, the writer, the read engine, graph and features."""
 
 from gnnx.store.dataset import Dataset, open
-from gnnx.store.engine import ReadEngine
+from gnnx.store.disk import Disk, calibrate, known
+from gnnx.store.engine import GAP_BYTES, ReadEngine
 from gnnx.store.features import ConstantFeatures, DiskFeatures, FeatureStore, Pending
 from gnnx.store.keys import Keys
 from gnnx.store.manifest import Manifest
@@ -12,10 +13,12 @@ from gnnx.store.verification import Problem, verify
 from gnnx.store.writer import ArrayWriter, DatasetWriter
 
 __all__ = [
+    "GAP_BYTES",
     "ArrayWriter",
     "ConstantFeatures",
     "Dataset",
     "DatasetWriter",
+    "Disk",
     "DiskFeatures",
     "FeatureStore",
     "GraphStore",
@@ -25,6 +28,8 @@ __all__ = [
     "Problem",
     "ReadEngine",
     "ScratchRows",
+    "calibrate",
+    "known",
     "open",
     "smallest_named",
     "verify",
