@@ -1,31 +1,51 @@
-"""How fast is fused attention on a CPU, and what memory does it take, beside torch_geometric?
+"""How fast is fused attention on a CPU, and what memory does it take, beside other libraries?
 
-usage: benchmarks/attention.py [--nodes N] [--rounds 3]
+usage: benchmarks/attention.py [--nodes N] [--rounds 3] [--dgl-python PATH]
 
 A layer of 8 heads of 32 on 128 features, forward and backward, projections included, on a graph
-of mean degree 20 with skewed degrees. Both sides run in turns, on the same threads and tensors.
-Peak memory is the growth of the resident size over its value before the pass.
+of mean degree 20 with skewed degrees, beside torch_geometric's and DGL's GATConv. All sides run in
+turns, on the same threads, graph and parameters. Peak memory is the growth of the resident size
+over its value before the pass.
 """
 
 from __future__ import annotations
 
-import argparse
 import ctypes
-import os
 import statistics
-import time
+import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
+import sides
 import torch
 
-from gnnx import ops, threads
+from gnnx import ops
 from gnnx.ops._numba import pages  # noqa: PLC2701 - see step
 
 if TYPE_CHECKING:
+    import argparse
     from collections.abc import Callable
 
+# Runs in a Python that has DGL; its layer's scores are those of torch_geometric's.
+_DGL = """
+import dgl
+from dgl.nn import GATConv
+indptr, indices, x, grad, weight, a_dst, a_src = torch.load(arguments[0])
+heads, width = a_dst.shape
+edges = torch.arange(len(indices))  # DGL's own sum over edges wants them by name
+graph = dgl.graph(("csc", (indptr, indices.long(), edges)), num_nodes=len(x)).int()
+graph.create_formats_()
+conv = GATConv(x.shape[1], width, heads, bias=False, allow_zero_in_degree=True)
+with torch.no_grad():
+    conv.fc.weight.copy_(weight)
+    conv.attn_l.copy_(a_src[None])
+    conv.attn_r.copy_(a_dst[None])
+leaves = [conv.fc.weight, conv.attn_r, conv.attn_l]
+
+def case():
+    return lambda: torch.autograd.grad(conv(graph, x), leaves, grad)
+"""
 HEADS, WIDTH, FEATURES = 8, 32, 128
 MIB = 1 << 20
 
@@ -46,25 +66,23 @@ def status_bytes(key: str) -> int:
     return next(int(line.split()[1]) << 10 for line in lines if line.startswith(key))
 
 
-def step(call: Callable[[], list[torch.Tensor]]) -> tuple[float, int]:
+def step(call: Callable[[], list[torch.Tensor]], clock: Callable[[], float]) -> tuple[float, int]:
     """Seconds and peak bytes of one pass, which starts with no memory of the last one."""
     pages._results().trim()  # noqa: SLF001 - or what is kept for reuse would not be counted
     ctypes.CDLL(None).malloc_trim(0)
     before = status_bytes("VmRSS")
     Path("/proc/self/clear_refs").write_text("5", encoding="ascii")  # resets the peak
-    begin = time.perf_counter()
+    begin = clock()
     call()
-    return time.perf_counter() - begin, status_bytes("VmHWM") - before
+    return clock() - begin, status_bytes("VmHWM") - before
 
 
 def main() -> None:
     """Make the graph, measure, compare gradients, print."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = sides.options(__doc__.splitlines()[0], rounds=3)
     parser.add_argument("--nodes", type=int, default=100_000)
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--threads", type=int, default=threads.num_threads())
     args = parser.parse_args()
-    threads.set_num_threads(args.threads)
+    clock = sides.start(args)
     torch.manual_seed(0)
     n = args.nodes
     indptr, indices = graph(n)
@@ -73,7 +91,7 @@ def main() -> None:
     weight = (torch.randn(HEADS * WIDTH, FEATURES) / FEATURES**0.5).requires_grad_()
     a_dst, a_src = (torch.randn(HEADS, WIDTH, requires_grad=True) for _ in range(2))
     leaves = [weight, a_dst, a_src]
-    print(f"{n} nodes, {len(indices)} edges, {args.threads} threads, load {os.getloadavg()[0]:.1f}")
+    print(f"{n} nodes, {len(indices)} edges")
 
     def fused() -> list[torch.Tensor]:
         # scores through the folded weight: nothing of size N x H x F but the rows themselves
@@ -83,7 +101,7 @@ def main() -> None:
         out = ops.attention(indptr, indices, rows, *terms, transpose=transpose)
         return list(torch.autograd.grad(out, leaves, grad))
 
-    sides: dict[str, Callable[[], list[torch.Tensor]]] = {"gnnx": fused}
+    calls: dict[str, Callable[[], list[torch.Tensor]]] = {"gnnx": fused}
     try:
         from torch_geometric.nn import GATConv
     except ImportError:
@@ -104,24 +122,50 @@ def main() -> None:
             out = conv(x, edge_index).view(n, HEADS, WIDTH)
             return list(torch.autograd.grad(out, theirs, grad))
 
-        sides["torch_geometric"] = plain
+        calls["torch_geometric"] = plain
         pairs = zip(fused(), plain(), strict=True)
         gaps = [float((a.flatten() - b.flatten()).norm() / b.norm()) for a, b in pairs]
         print("gradients differ by " + ", ".join(f"{gap:.1e}" for gap in gaps))
     fused()
-    found: dict[str, list[tuple[float, int]]] = {side: [] for side in sides}
-    for _ in range(args.rounds):
-        for side, call in sides.items():
-            found[side].append(step(call))
+    tensors = [t.detach() for t in (indptr, indices, x, grad, weight, a_dst, a_src)]
+    compare(args, clock, calls, tensors)
+
+
+def compare(
+    args: argparse.Namespace,
+    clock: Callable[[], float],
+    calls: dict[str, Callable[[], list[torch.Tensor]]],
+    tensors: list[torch.Tensor],
+) -> None:
+    """Time all sides in turns, and show how they compare."""
+    found: dict[str, list[tuple[float, int]]] = {side: [] for side in calls}
+    with tempfile.TemporaryDirectory() as folder:
+        peer = None
+        if args.dgl_python:
+            torch.save(tensors, f"{folder}/case.pt")
+            peer = sides.Peer(args.dgl_python, _DGL, args.clock, f"{folder}/case.pt")
+            peer.seconds()  # makes the graph
+            found["dgl"] = []
+        for _ in range(args.rounds):
+            for side, call in calls.items():
+                found[side].append(step(call, clock))
+            if peer is not None:
+                found["dgl"].append((peer.seconds(), 0))
+        if peer is not None:
+            peer.close()
     seconds = {s: statistics.median(t for t, _ in pairs) for s, pairs in found.items()}
     peak = {s: statistics.median(p for _, p in pairs) for s, pairs in found.items()}
-    for side in sides:
-        print(f"{side}: {seconds[side]:.3f} s, {peak[side] / MIB:.0f} MiB above the start")
-    if len(sides) == 2:
-        speed = seconds["torch_geometric"] / seconds["gnnx"]
-        print(
-            f"{speed:.1f} times as fast, {peak['gnnx'] / peak['torch_geometric']:.3f} of the memory"
-        )
+    sides.show(
+        ("side", "s", "gnnx is times as fast", "MiB above the start", "gnnx's share of it"),
+        [
+            (
+                *(side, seconds[side], seconds[side] / seconds["gnnx"]),
+                *((peak[side] / MIB, peak["gnnx"] / peak[side]) if peak[side] else ("-", "-")),
+            )
+            for side in found
+        ],
+    )
+    sides.document(args, seconds=seconds, peak_bytes=peak)
 
 
 if __name__ == "__main__":

@@ -30,7 +30,6 @@ from torch import Tensor  # noqa: E402
 
 import oracles  # noqa: E402
 from gnnx import ops  # noqa: E402
-from gnnx.ops import _cuda  # noqa: E402, PLC2701 - the gather of two tiers has no operator yet
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -131,7 +130,7 @@ def check_edges_and_gathers() -> None:
     slot[::3] = torch.arange(334, dtype=torch.int32)
     ids = torch.randint(0, 1000, (5000,))
     tiers = table[::3].contiguous().to(DEVICE), pinned(table)
-    if not torch.equal(_cuda.gather(ids.to(DEVICE), slot.to(DEVICE), *tiers).cpu(), table[ids]):
+    if not torch.equal(ops.gather_tiers(ids.to(DEVICE), slot.to(DEVICE), *tiers).cpu(), table[ids]):
         fail("gather of two tiers")
 
 
@@ -340,7 +339,7 @@ def bench_gather(copy: float) -> dict[str, Any]:
         slot[:count] = torch.arange(count, dtype=torch.int32)
         cache, slot_d = host[: max(count, 1)].to(DEVICE), slot.to(DEVICE)
         calls: dict[str, Callable[[], Any]] = {
-            "gnnx": lambda c=cache, s=slot_d: _cuda.gather(ids_d, s, c, host),
+            "gnnx": lambda c=cache, s=slot_d: ops.gather_tiers(ids_d, s, c, host),
             "pick, then copy": lambda: pinned(host[ids]).to(DEVICE, non_blocking=True),
         }
         size = 4.0 * width * asked * (1 + share)

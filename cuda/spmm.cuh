@@ -4,6 +4,7 @@
 //   K2       sum_hubs  a block a row, for the rows that K1 leaves out
 //   K3       sum_strips, sum_parts  for the longest: a block a strip of edges, then its parts
 //   K5       the same over the transposed order, whose edge e is edge[e] in the order of the weights
+//   K10      the same with rows of two tiers, as K9 has them
 //
 // Sums have one order, whatever the launch: no atomics. Bytes moved, n rows, m edges, F width,
 // s bytes a value, i an index, u distinct sources: 8 n + m (i + 4 weighted) + X + n F s, where X is
@@ -11,15 +12,45 @@
 #pragma once
 #include "values.cuh"
 
-// What comes over the edges of a CSR: w_e x_src(e).
+// Rows of a matrix by their number.
 template <class T, class I>
+struct Matrix {
+    typedef I Place;
+    const T* x;
+    __device__ __forceinline__ I place(I source) const { return source; }
+    __device__ __forceinline__ const T* row(I place, int width) const {
+        return x + Int64(place) * width;
+    }
+};
+
+// Rows of two tiers (K10, as K9 has them): source s is node ids[s], whose row is cache[slot], or
+// host[node] where the slot is below 0. The lane that reads an edge finds the place of its row, once
+// for the group. A host row crosses the link once an edge: gather first where sources are reused.
+template <class T, class I>
+struct Tiers {
+    typedef Int64 Place;  // of the cache, or below 0 the complement of the host's
+    const Int64* ids;
+    const int* slot;
+    const T* cache;
+    const T* host;
+    __device__ __forceinline__ Int64 place(I source) const {
+        const Int64 node = __ldg(ids + source), held = __ldg(slot + node);
+        return held >= 0 ? held : ~node;
+    }
+    __device__ __forceinline__ const T* row(Int64 place, int width) const {
+        return place >= 0 ? cache + place * width : host + ~place * width;
+    }
+};
+
+// What comes over the edges of a CSR: w_e x_src(e).
+template <class T, class I, class Rows>
 struct Messages {
     typedef T Value;
     const I* indices;
     const I* edge;          // where an edge's weight is; its own place if null
     const Wide<T>* weight;  // 1 if null
     const Wide<T>* scale;   // a factor for each source; 1 if null
-    const T* x;
+    Rows rows;
 
     // Adds those of edges [begin, end) at V columns from `column`.
     //
@@ -33,11 +64,12 @@ struct Messages {
         const int lane = int(threadIdx.x);
         const bool plain = !weight && !scale, inside = column < width;
         for (Int64 base = begin; base < end; base += G) {
-            I id = 0;
+            typename Rows::Place place = 0;
             W factor = 1;
             if (base + lane < end) {
                 const Int64 e = base + lane;
-                id = __ldg(indices + e);
+                const I id = __ldg(indices + e);
+                place = rows.place(id);
                 if (weight) factor = __ldg(weight + (edge ? Int64(__ldg(edge + e)) : e));
                 if (scale) factor *= __ldg(scale + id);
             }
@@ -47,9 +79,9 @@ struct Messages {
                 W row[4][V], w[4];
 #pragma unroll
                 for (int u = 0; u < 4; ++u) {
-                    const Int64 source = __shfl_sync(mask, id, j + u, G);
+                    const auto at = __shfl_sync(mask, place, j + u, G);
                     w[u] = plain ? W(1) : __shfl_sync(mask, factor, j + u, G);
-                    if (inside) load<T, V>(x + source * width + column, row[u]);
+                    if (inside) load<T, V>(rows.row(at, width) + column, row[u]);
                 }
                 if (inside) {
 #pragma unroll
@@ -59,11 +91,11 @@ struct Messages {
                 }
             }
             for (; j < count; ++j) {
-                const Int64 source = __shfl_sync(mask, id, j, G);
+                const auto at = __shfl_sync(mask, place, j, G);
                 const W w = plain ? W(1) : __shfl_sync(mask, factor, j, G);
                 if (inside) {
                     W row[V];
-                    load<T, V>(x + source * width + column, row);
+                    load<T, V>(rows.row(at, width) + column, row);
 #pragma unroll
                     for (int k = 0; k < V; ++k) sum[k] += w * row[k];
                 }

@@ -27,6 +27,8 @@ def instances(source):
     named = [
         tuple(f"{name}={value}" for name, value in row.items() if name in text) for row in rows
     ]
+    if "#ifdef TIERED" in text:
+        named += [(*defines, "TIERED") for defines in named]
     return list(dict.fromkeys(named))
 
 

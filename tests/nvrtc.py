@@ -17,7 +17,7 @@ def find():
         *glob.glob("/usr/local/cuda*"),
     ]
     site = sysconfig.get_paths()["purelib"]
-    patterns = [f"{home}/lib64/libnvrtc.so*" for home in homes if home]
+    patterns = [f"{home}/{lib}/libnvrtc.so*" for home in homes if home for lib in ("lib64", "lib")]
     patterns += [f"{home}/targets/*/lib/libnvrtc.so*" for home in homes if home]
     patterns += [f"{site}/nvidia/*/lib/libnvrtc.so*", f"{site}/nvidia/*/lib64/libnvrtc.so*"]
     found = [path for pattern in patterns for path in sorted(glob.glob(pattern))]

@@ -129,6 +129,20 @@ def sddmm_is_right():
     return torch.equal(_cuda.sddmm(indptr, indices, a, b), wanted)
 
 
+def tiers_are_right():
+    indptr, indices = planted_graph()
+    table, ids = values(30, 12), torch.arange(9) * 3
+    slot = torch.full((30,), -1, dtype=torch.int32)
+    slot[ids[::2]] = torch.arange(5, dtype=torch.int32)
+    cache, host = table[ids[::2]], table.clone()
+    host[ids[::2]] = 99  # never read
+    rows = ids, slot, cache, host
+    wanted, _ = oracles.spmm(indptr.numpy(), indices.numpy(), table[ids].numpy(), None, "sum")
+    return torch.equal(_cuda.gather_tiers(*rows), table[ids]) and np.array_equal(
+        _cuda.spmm_tiers(indptr, indices, *rows, "sum"), wanted
+    )
+
+
 # Our own kernels with a line changed: what then goes wrong, the file, what stood and stands there.
 PLANTED = {
     "no barrier before the tree": (
@@ -196,6 +210,24 @@ PLANTED = {
         "spmm.cuh",
         "(2 * Int64(blockIdx.x) + (begin >= first))",
         "(2 * Int64(blockIdx.x))",
+    ),
+    "first row of the cache taken from the host": (
+        tiers_are_right,
+        "spmm.cuh",
+        "held >= 0 ? held : ~node",
+        "held > 0 ? held : ~node",
+    ),
+    "row of the host by its source": (
+        tiers_are_right,
+        "spmm.cuh",
+        "held : ~node",
+        "held : ~Int64(source)",
+    ),
+    "gather: first row of the cache taken from the host": (
+        tiers_are_right,
+        "gather.cuh",
+        "place >= 0 ? static_cast",
+        "place > 0 ? static_cast",
     ),
     "last of equals": (
         lambda: spmm_is_right("max"),

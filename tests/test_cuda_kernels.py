@@ -342,17 +342,46 @@ def test_attention_without_gradient_keeps_nothing(device):
     assert bare[2].numel() == bare[3].numel() == 0
 
 
+def tiers(table, device):
+    """A table, two fifths of whose rows are in the cache and nowhere else."""
+    cached = torch.from_numpy(
+        np.random.default_rng(0).permutation(len(table))[: len(table) * 2 // 5]
+    )
+    slot = torch.full((len(table),), -1, dtype=torch.int32)
+    slot[cached] = torch.arange(len(cached), dtype=torch.int32)
+    host = table.clone()
+    host[cached] = 99  # what is cached is read from there alone
+    host = host.pin_memory() if device.type == "cuda" else host
+    return slot.to(device), table[cached].to(device), host
+
+
 @pytest.mark.parametrize("width", [1, 3, 8, 33, 128])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.uint8])
 def test_gather_of_two_tiers(width, dtype, device):
     rng = np.random.default_rng(width)
-    table = torch.from_numpy(rng.integers(0, 100, (50, width))).to(dtype)
-    cached = torch.from_numpy(rng.permutation(50)[:20])
-    slot = torch.full((50,), -1, dtype=torch.int32)
-    slot[cached] = torch.arange(20, dtype=torch.int32)
+    table = torch.from_numpy(rng.integers(0, 90, (50, width))).to(dtype)
     ids = torch.from_numpy(rng.integers(0, 50, 300))
-    host = table.clone()
-    host[cached] = 0  # what is cached is read from there alone
-    host = host.pin_memory() if device.type == "cuda" else host
-    got = _cuda.gather(ids.to(device), slot.to(device), table[cached].to(device), host)
-    assert torch.equal(got.cpu(), table[ids])
+    assert torch.equal(ops.gather_tiers(ids.to(device), *tiers(table, device)).cpu(), table[ids])
+
+
+@pytest.mark.parametrize("reduce", ["sum", "mean"])
+@pytest.mark.parametrize(
+    ("width", "dtype", "index_dtype"),
+    [
+        (1, torch.float32, torch.int32),
+        (33, torch.float64, torch.int64),
+        (64, torch.float16, torch.int32),
+        (100, torch.bfloat16, torch.int64),
+        (256, torch.float32, torch.int32),
+    ],
+)
+def test_spmm_of_two_tiers(width, dtype, index_dtype, reduce, device):
+    """As spmm of the gathered rows, to the bit: short rows, empty ones, hubs and strips."""
+    indptr, indices = hubs()
+    indices = indices.to(index_dtype)
+    num_src = int(indices.max()) + 1
+    table = torch.randn(40, width).to(dtype)
+    ids = torch.from_numpy(np.random.default_rng(1).integers(0, 40, num_src))
+    csr = indptr.to(device), indices.to(device)
+    got = ops.spmm_tiers(*csr, ids.to(device), *tiers(table, device), reduce=reduce)
+    assert torch.equal(got, ops.spmm(*csr, table[ids].to(device), reduce=reduce))

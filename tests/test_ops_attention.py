@@ -94,6 +94,44 @@ def test_attention_of_narrow_types_rounds_once(dtype, wide_scores):
         )
 
 
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_attention_of_hubs(dtype):
+    """Rows longer than what one thread takes at once, in both orders; the same with any threads."""
+    lengths = torch.tensor([2, 20_000, 0, 8192, 8193, 16_384, 3])
+    indptr = torch.cat([torch.zeros(1, dtype=torch.int64), lengths.cumsum(0)])
+    indices = torch.randint(1, 50, (int(indptr[-1]),), dtype=torch.int32)
+    indices[torch.rand(len(indices)) < 0.5] = 7  # a source of many edges
+    args = [t.requires_grad_() for t in drawn(7, 50, 2, 9, dtype)]
+    exact = [t.detach().double() for t in args]
+    for t in (args, exact):
+        t[2].data *= 5  # weights far apart, also between pieces
+    grad, before, found = torch.randn(7, 2, 9).to(dtype), threads.num_threads(), []
+    try:
+        for count in (1, 3):
+            threads.set_num_threads(count)
+            out = ops.attention(indptr, indices, *args)
+            found.append([out.detach(), *torch.autograd.grad(out, args, grad)])
+    finally:
+        threads.set_num_threads(before)
+    assert all(torch.equal(*pair) for pair in zip(*found, strict=True))
+    wanted = _reference.attention(indptr, indices, *exact, 0.2, True)
+    wanted_grads = _reference.attention_grad(
+        indptr,
+        indices,
+        *exact,
+        0.2,
+        *wanted,
+        grad.double(),
+        *ops.transpose(indptr, indices, 50)[:2],
+    )
+    step = max(torch.finfo(dtype).eps, 1e-10)
+    for got, right in zip(found[0], (wanted[0], *wanted_grads), strict=True):
+        scale = max(float(right.abs().max()), 1.0)  # a_dst's is a difference of products near 1
+        assert torch.allclose(got.double(), right, rtol=4 * step, atol=4 * step * scale)
+    with torch.no_grad():
+        assert torch.equal(ops.attention(indptr, indices, *args), found[0][0])
+
+
 def test_attention_at_large_scores():
     """No overflow where exp(score) has one, weights of 0 where they vanish, NaNs where they are."""
     indptr, indices = torch.tensor([0, 2, 4, 4]), torch.tensor([0, 1, 1, 2])

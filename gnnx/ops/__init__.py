@@ -32,11 +32,13 @@ __all__ = [
     "edge_scores",
     "edge_softmax",
     "gather",
+    "gather_tiers",
     "keep_results_within",
     "peak_results_bytes",
     "sage",
     "sddmm",
     "spmm",
+    "spmm_tiers",
     "transpose",
 ]
 
@@ -345,6 +347,90 @@ def gather(x: Tensor, index: Tensor) -> Tensor:
     return spmm(indptr, index.contiguous(), x)
 
 
+def gather_tiers(ids: Tensor, slot: Tensor, cache: Tensor, host: Tensor) -> Tensor:
+    """Copy rows of two tiers: y_r = cache_slot(id), or host_id where that slot is below 0.
+
+    On a GPU each row is read where it lies, over the link if that is the host. A row that is asked
+    for twice crosses the link twice.
+
+    Parameters
+    ----------
+    ids
+        (R,) int64, each in [0, N), on the device.
+    slot
+        (N,) int32, the row of `cache` that has a node's features, below 0 for none; on the device.
+    cache
+        (C, F) of any dtype, on the device.
+    host
+        (N, F) of the dtype of `cache`, on the CPU, pinned where the device is a GPU. Rows that are
+        in the cache are not read.
+
+    Returns
+    -------
+    Tensor
+        (R, F), on the device. No gradient: these are the features of a dataset.
+
+    Raises
+    ------
+    UsageError
+        A dtype, shape or device is wrong.
+    """
+    _check_tiers("gather_tiers", ids, slot, cache, host)
+    out: Tensor = _operators.gather_tiers(ids, slot, cache, host)
+    return out
+
+
+def spmm_tiers(
+    indptr: Tensor,
+    indices: Tensor,
+    ids: Tensor,
+    slot: Tensor,
+    cache: Tensor,
+    host: Tensor,
+    *,
+    reduce: Literal["sum", "mean"] = "sum",
+) -> Tensor:
+    """Reduce over edges rows of two tiers: `spmm` of `gather_tiers`, which is never made on a GPU.
+
+    For the first layer's block, where its sources have few edges each: a row crosses the link once
+    an edge. Where a source is used more than twice, gather first.
+
+    Parameters
+    ----------
+    indptr
+        (D + 1,) int64; row d spans ``indices[indptr[d]:indptr[d + 1]]``.
+    indices
+        (E,) int32 or int64, sources, each in [0, S).
+    ids
+        (S,) int64, the node of each source, as in `gather_tiers`.
+    slot
+        As in `gather_tiers`.
+    cache
+        As in `gather_tiers`, of the types of `spmm`.
+    host
+        As in `gather_tiers`.
+    reduce
+        "sum" or "mean".
+
+    Returns
+    -------
+    Tensor
+        (D, F) of the dtype of `cache`, on the device. No gradient.
+
+    Raises
+    ------
+    UsageError
+        A dtype, shape or device is wrong, or `reduce` is unknown.
+    """
+    _check_csr(indptr, indices)
+    _check_tiers("spmm_tiers", ids, slot, cache, host)
+    _check_features("spmm_tiers", "cache", cache, indptr)
+    if reduce not in {"sum", "mean"}:
+        raise UsageError(f"spmm_tiers: reduce is {reduce!r}", 'Give "sum" or "mean".')
+    out: Tensor = _operators.spmm_tiers(indptr, indices, ids, slot, cache, host, reduce)
+    return out
+
+
 def sage(
     indptr: Tensor,
     indices: Tensor,
@@ -545,6 +631,29 @@ def _check_features(op: str, name: str, x: Tensor, like: Tensor) -> None:
             f"{op}: {name} is on {x.device}, the rest on {like.device}",
             "Move one to the other's device.",
         )
+
+
+def _check_tiers(op: str, ids: Tensor, slot: Tensor, cache: Tensor, host: Tensor) -> None:
+    if ids.dtype != torch.int64 or slot.dtype != torch.int32:
+        raise UsageError(
+            f"{op}: ids are {ids.dtype}, slots {slot.dtype}", "Give ids of int64, slots of int32."
+        )
+    if cache.dtype != host.dtype or cache.shape[1:] != host.shape[1:] or len(slot) != len(host):
+        raise UsageError(
+            f"{op}: cache is {tuple(cache.shape)} {cache.dtype}, host {tuple(host.shape)} "
+            f"{host.dtype}, with {len(slot)} slots",
+            "Give rows of one width and dtype, and a slot for every row of the host.",
+        )
+    if not (ids.device == slot.device == cache.device) or not host.is_cpu:
+        raise UsageError(
+            f"{op}: ids are on {ids.device}, slots on {slot.device}, the cache on {cache.device}, "
+            f"the host's rows on {host.device}",
+            "Give the host's rows on the CPU and the rest on one device.",
+        )
+    if not cache.is_cpu and not host.is_pinned():
+        raise UsageError(f"{op}: the host's rows are not pinned", "Give host.pin_memory().")
+    if not all(t.is_contiguous() for t in (ids, slot, cache, host)):
+        raise UsageError(f"{op}: an argument is not contiguous", "Give .contiguous() of all.")
 
 
 def _check_weight(weight: Tensor, indices: Tensor, x: Tensor) -> None:

@@ -281,11 +281,10 @@ def _over_heads(
     _over_rows(unit, stem, shape, indptr, len(indices), args, hub_bytes)
 
 
-def gather(ids: Tensor, slot: Tensor, cache: Tensor, host: Tensor) -> Tensor:
+def gather_tiers(ids: Tensor, slot: Tensor, cache: Tensor, host: Tensor) -> Tensor:
     """Row ids[r] of a table of two tiers: cache[slot[id]], or host[id] where the slot is below 0.
 
-    `ids` (R,) int64, `slot` (N,) int32 and `cache` are on the device; `host` is pinned and read in
-    place. The result is (R, F), on the device.
+    The host's table is pinned and read in place.
     """
     out = cache.new_empty(len(ids), *cache.shape[1:])
     if not out.numel():
@@ -300,6 +299,27 @@ def gather(ids: Tensor, slot: Tensor, cache: Tensor, host: Tensor) -> Tensor:
     args = ids, slot, cache, host, out, np.int64(len(ids)), np.int32(packets)
     unit = Unit("gather", (f"PACKET={packet}",))
     _call(unit, "gather_rows", (-(-len(ids) // groups), 1), (lanes, groups), args)
+    return out
+
+
+def spmm_tiers(
+    indptr: Tensor,
+    indices: Tensor,
+    ids: Tensor,
+    slot: Tensor,
+    cache: Tensor,
+    host: Tensor,
+    reduce: str,
+) -> Tensor:
+    """Sum or mean over each row's edges, of rows of two tiers."""
+    out = cache.new_empty(len(indptr) - 1, cache.shape[1])
+    if not out.numel():
+        return out
+    vector = _vector(cache.shape[1], cache, host, out)
+    plain = _unit("spmm", cache, indices, vector)
+    unit = Unit(plain.name, (*plain.defines, "TIERED"))
+    terms = indices, ids, slot, cache, host
+    _sums(unit, "spmm", vector, indptr, len(indices), terms, out, reduce == "mean")
     return out
 
 

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 # Schemas know no tuples, so a transpose is three tensors, each optional.
 _CSR = "Tensor indptr, Tensor indices"
 _TRANSPOSE = "Tensor? t_indptr, Tensor? t_indices, Tensor? t_edge"
+_TIERS = "Tensor ids, Tensor slot, Tensor cache, Tensor host"
 _SCHEMAS = {
     "transpose": f"({_CSR}, SymInt num_src) -> (Tensor, Tensor, Tensor)",
     "spmm": f"({_CSR}, Tensor x, Tensor? weight, str reduce, {_TRANSPOSE}, Tensor? edge=None)"
@@ -32,6 +33,8 @@ _SCHEMAS = {
     "extremum_grad_x": "(Tensor grad, Tensor arg, Tensor indices, Tensor? weight, SymInt num_src)"
     " -> Tensor",
     "extremum_grad_weight": "(Tensor grad, Tensor arg, Tensor indices, Tensor x) -> Tensor",
+    "gather_tiers": f"({_TIERS}) -> Tensor",
+    "spmm_tiers": f"({_CSR}, {_TIERS}, str reduce) -> Tensor",
     "sddmm": f"({_CSR}, Tensor x_dst, Tensor x_src, {_TRANSPOSE}) -> Tensor",
     "sddmm_add": f"({_CSR}, Tensor x_dst, Tensor x_src, {_TRANSPOSE}) -> Tensor",
     "edge_softmax": "(Tensor indptr, Tensor logits) -> Tensor",
@@ -193,6 +196,31 @@ def _extremum_backward(ctx: Any, grad: Tensor, _: Any) -> tuple[Tensor | None, .
 
 
 _differentiable("spmm_extremum", _extremum_backward, _keep_extremum)
+
+
+# Rows of two tiers: the features of nodes, which ask for no gradient.
+
+
+def _fake_gather_tiers(ids: Tensor, slot: Tensor, cache: Tensor, host: Tensor) -> Tensor:
+    return cache.new_empty(ids.shape[0], *cache.shape[1:])
+
+
+def _fake_spmm_tiers(
+    indptr: Tensor, indices: Tensor, ids: Tensor, slot: Tensor, cache: Tensor, *_: Any
+) -> Tensor:
+    return cache.new_empty(indptr.shape[0] - 1, cache.shape[1])
+
+
+gather_tiers = _operator("gather_tiers", _fake_gather_tiers)
+
+
+def _spmm_tiers(indptr: Tensor, indices: Tensor, *rows_and_reduce: Any) -> Tensor:
+    *rows, reduce = rows_and_reduce
+    out: Tensor = spmm(indptr, indices, gather_tiers(*rows), None, reduce, None, None, None)
+    return out
+
+
+spmm_tiers = _operator("spmm_tiers", _fake_spmm_tiers, _spmm_tiers)
 
 
 # sddmm: s_e = a_dst(e) . b_src(e), so da is spmm of b weighted by ds, and db the same, transposed.

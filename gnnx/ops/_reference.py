@@ -86,6 +86,14 @@ def extremum_grad_weight(grad: Tensor, arg: Tensor, indices: Tensor, x: Tensor) 
     return share.new_zeros(len(indices)).index_add(0, edge, share).to(grad.dtype)
 
 
+def gather_tiers(ids: Tensor, slot: Tensor, cache: Tensor, host: Tensor) -> Tensor:
+    """Row ids[r] of two tiers: cache[slot[id]], or host[id] where that slot is below 0."""
+    place = slot.index_select(0, ids)
+    out = host.index_select(0, ids.to(host.device)).to(cache.device)
+    held = torch.nonzero(place >= 0)[:, 0]
+    return out.index_copy(0, held, cache.index_select(0, place[held]))
+
+
 def sddmm(indptr: Tensor, indices: Tensor, x_dst: Tensor, x_src: Tensor, *_: object) -> Tensor:
     """Dot product of the two ends' rows on every edge."""
     dtype = torch.promote_types(x_dst.dtype, x_src.dtype)

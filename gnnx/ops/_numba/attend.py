@@ -9,6 +9,9 @@ the rows, and so a second gather. It follows instead from `positive`, the part o
 came over edges with a positive score, and its `share` of the weights: as the gradient of a
 softmax sums to 0 over a row, only the difference between the two slopes is left,
 (1 - slope) (dy . positive - (dy . y) share).
+
+A hub is cut into pieces of fixed length, each a row of its own with its log-sum-exp. The weights of
+a piece as a whole, exp(lse_piece - lse), then join them, in order.
 """
 
 from __future__ import annotations
@@ -23,7 +26,7 @@ from numba.core import cgutils
 from gnnx import threads
 from gnnx.ops._numba.edges import dot, exponentials, larger
 from gnnx.ops._numba.pages import empty
-from gnnx.ops._numba.pieces import grain, over_rows
+from gnnx.ops._numba.pieces import NO_HUBS, cut, grain, hub_slots, is_hub, over_rows
 from gnnx.ops._numba.vectors import INT64, Gather, Vectors, emitted, readable, stored
 from gnnx.threads import inlined, kernel
 
@@ -46,26 +49,79 @@ def attention(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Weighted sums, log-sum-exp of the scores, and for a gradient `positive` and `share`."""
     rows, wide = readable(x), torch.promote_types(x.dtype, torch.float32)
-    num_rows, num_heads, width = len(indptr) - 1, x.shape[1], x.shape[2]
-    out = empty(num_rows, num_heads, width, dtype=rows.dtype)
-    kept = num_rows if keep else 0
-    positive = empty(kept, num_heads, width, dtype=wide)
-    lse = torch.empty(num_rows, num_heads, dtype=wide)
-    share = torch.empty(kept, num_heads, dtype=wide)
-    args = (
-        indptr.numpy(),
-        indices.numpy(),
-        _matrix(rows),
-        stored(a_dst.to(wide)),
-        stored(a_src.to(wide)),
-        lse.numpy().dtype.type(slope),
-        _matrix(out),
-        lse.numpy(),
-        _matrix(positive),
-        share.numpy(),
+    results = _results(len(indptr) - 1, keep, x.shape[1:], rows.dtype, wide)
+    a_wide, ends, slots = stored(a_dst.to(wide)), indptr.numpy(), hub_slots(indptr)
+    a_source = stored(a_src.to(wide))
+    args = indices.numpy(), _matrix(rows), a_source, a_source.dtype.type(slope)
+    whole = _arrays(results)
+    over_rows(
+        lambda begin, end: _attend_rows(
+            begin, end, ends[:-1], ends[1:], slots, a_wide, *args, *whole
+        ),
+        indptr,
+        x.shape[1] * x.shape[2],
     )
-    over_rows(lambda begin, end: _attend_rows(begin, end, *args), indptr, num_heads * width)
+    hubs = slots[slots >= 0]
+    if len(hubs):
+        starts, stops, first = cut(ends, hubs)
+        hub = np.repeat(np.arange(len(hubs)), np.diff(first, append=len(starts)))
+        parts = _arrays(_results(len(starts), keep, x.shape[1:], wide, wide))
+        a_hub = a_wide[hubs[hub]]
+        threads.run(
+            lambda begin, end: _attend_rows(
+                begin, end, starts, stops, NO_HUBS, a_hub, *args, *parts
+            ),
+            len(starts),
+        )
+        joined = _joined(first, hub, *parts)
+        for result, value in zip(results, joined, strict=True):
+            if len(result):
+                whole_rows = torch.from_numpy(value).view(len(hubs), *result.shape[1:])
+                result[torch.from_numpy(hubs)] = whole_rows.to(result.dtype)
+    out, lse, positive, share = results
     return out.to(x.dtype), lse, positive, share
+
+
+def _results(
+    num_rows: int, keep: bool, head: torch.Size, dtype: torch.dtype, wide: torch.dtype
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Output, log-sum-exp, `positive` and `share`; the latter two without rows if not kept."""
+    kept = num_rows if keep else 0
+    return (
+        empty(num_rows, *head, dtype=dtype),
+        torch.empty(num_rows, head[0], dtype=wide),
+        empty(kept, *head, dtype=wide),
+        torch.empty(kept, head[0], dtype=wide),
+    )
+
+
+def _arrays(results: tuple[Tensor, ...]) -> tuple[NDArray[Any], ...]:
+    out, lse, positive, share = results
+    return _matrix(out), lse.numpy(), _matrix(positive), share.numpy()
+
+
+def _joined(
+    first: NDArray[np.int64],
+    hub: NDArray[np.int64],
+    out: NDArray[Any],
+    lse: NDArray[Any],
+    positive: NDArray[Any],
+    share: NDArray[Any],
+) -> tuple[NDArray[Any], ...]:
+    """Results of hubs from those of their pieces: piece i is of hub ``hub[i]``."""
+    highest = np.maximum.reduceat(lse, first)
+    weight = np.exp(lse - highest[hub])
+    total = np.add.reduceat(weight, first)
+    weight /= total[hub]
+    num_heads = lse.shape[1]
+
+    def mean(part: NDArray[Any]) -> NDArray[Any]:
+        if not len(part):
+            return part
+        heads = part.reshape(len(part), num_heads, -1)
+        return np.add.reduceat(weight[:, :, None] * heads, first)
+
+    return mean(out), highest + np.log(total), mean(positive), mean(share)
 
 
 def _matrix(x: Tensor) -> NDArray[Any]:
@@ -77,10 +133,12 @@ def _matrix(x: Tensor) -> NDArray[Any]:
 def _attend_rows(
     begin: Any,
     end: Any,
-    indptr: Any,
+    starts: Any,
+    stops: Any,
+    hubs: Any,
+    a_dst: Any,
     indices: Any,
     x: Any,
-    a_dst: Any,
     a_src: Any,
     slope: Any,
     out: Any,
@@ -100,9 +158,11 @@ def _attend_rows(
         np.empty(num_heads, lse.dtype),
         np.empty(num_heads, lse.dtype),
     )
-    last = indptr[end]
+    last = stops[end - 1]
     for d in range(begin, end):
-        start, stop = indptr[d], indptr[d + 1]
+        start, stop = starts[d], stops[d]
+        if is_hub(hubs, d, start, stop):
+            continue
         highest[:] = -np.inf
         for k in range(start, stop):
             s = np.uint64(indices[k])
@@ -285,18 +345,32 @@ def attention_grad(
     )
     dx = empty(*x.shape, dtype=rows.dtype)
     d_src = torch.empty(len(x), num_heads, dtype=wide)
-    args = (
+    ends, slots, x_all, a_all = (
         t_indptr.numpy(),
-        t_indices.numpy(),
+        hub_slots(t_indptr),
         _matrix(rows),
         stored(a_src.to(wide)),
-        terms.numpy(),
-        factor,
-        g,
-        _matrix(dx),
-        d_src.numpy(),
     )
-    over_rows(lambda begin, end: _attend_back(begin, end, *args), t_indptr, num_heads * width)
+    args = t_indices.numpy(), terms.numpy(), factor, g
+    whole = x_all, a_all, *args, _matrix(dx), d_src.numpy()
+    over_rows(
+        lambda begin, end: _attend_back(begin, end, ends[:-1], ends[1:], slots, *whole),
+        t_indptr,
+        num_heads * width,
+    )
+    hubs = slots[slots >= 0]
+    if len(hubs):
+        starts, stops, first = cut(ends, hubs)
+        hub = hubs.repeat(np.diff(first, append=len(starts)))
+        sums = np.empty((len(hub), x_all.shape[1]), a_all.dtype), a_all[hub]
+        pieces = x_all[hub], a_all[hub], *args, *sums
+        threads.run(
+            lambda begin, end: _attend_back(begin, end, starts, stops, NO_HUBS, *pieces),
+            len(starts),
+        )
+        for result, part in zip((dx, d_src), sums, strict=True):
+            total = np.add.reduceat(part, first).reshape(len(hubs), *result.shape[1:])
+            result[torch.from_numpy(hubs)] = torch.from_numpy(total).to(result.dtype)
     return dx.to(x.dtype), d_dst.to(a_dst.dtype), d_src.to(a_src.dtype)
 
 
@@ -335,10 +409,12 @@ def _sum_terms(
 def _attend_back(
     begin: Any,
     end: Any,
-    t_indptr: Any,
-    t_indices: Any,
+    starts: Any,
+    stops: Any,
+    hubs: Any,
     x: Any,
     a_src: Any,
+    t_indices: Any,
     terms: Any,
     slope: Any,
     grad: Any,
@@ -351,9 +427,11 @@ def _attend_back(
     weights = np.empty((_CHUNK, num_heads), a_src.dtype)
     products = np.zeros((_CHUNK, num_heads), a_src.dtype)
     sums = np.empty((2, x.shape[1]), a_src.dtype)
-    last = t_indptr[end]
+    last = stops[end - 1]
     for s in range(begin, end):
-        start, stop = t_indptr[s], t_indptr[s + 1]
+        start, stop = starts[s], stops[s]
+        if is_hub(hubs, s, start, stop):
+            continue
         sums[0] = 0
         for h in range(num_heads):
             d_src[s, h] = 0
