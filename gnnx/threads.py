@@ -17,6 +17,10 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeAlias, TypeVar
 
 import numba
+from llvmlite import ir
+from numba import types
+from numba.core import cgutils
+from numba.extending import intrinsic
 
 from gnnx.errors import UsageError
 
@@ -55,6 +59,29 @@ def _compiled(function: Callable[P, T], inline: str) -> Callable[P, T]:
         config.CACHE_DIR = folder  # where others' kernels go is not ours to say
     return compiled
 
+
+@intrinsic
+def _prefetch(_context: Any, array: Any, _index: Any) -> Any:
+    """Ask for the cache line of ``array[index]``, without waiting for it."""
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        entries = context.make_array(signature.args[0])(context, builder, args[0]).data
+        pointer = builder.bitcast(builder.gep(entries, [args[1]]), cgutils.voidptr_t)
+        word = ir.IntType(32)
+        asked = builder.module.declare_intrinsic(
+            "llvm.prefetch",
+            [cgutils.voidptr_t],
+            ir.FunctionType(ir.VoidType(), [cgutils.voidptr_t, word, word, word]),
+        )
+        read, keep, data = word(0), word(3), word(1)
+        builder.call(asked, [pointer, read, keep, data])
+        return context.get_dummy_value()
+
+    return types.void(array, types.int64), codegen
+
+
+prefetch: Any = _prefetch
+"""In kernels: ``prefetch(array, index)`` asks for an entry that is going to be wanted."""
 
 _CHUNKS_PER_THREAD = 8  # enough to level out uneven rows, few enough that a chunk is worth a call
 

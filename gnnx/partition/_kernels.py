@@ -12,9 +12,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from gnnx.random import permuted
-from gnnx.threads import inlined, kernel
+from gnnx.threads import inlined, kernel, prefetch
 
 WINDOW = 32
+_ONCE, _TWICE = np.uint64(0xFFFFFFFF), np.uint64(32)  # lower half of a mark, and the upper one
+_AHEAD = 24  # edges from one whose mark is at hand to one whose mark is asked for
 _COUNTERS = 40  # bits of the number of sources of a row
 
 
@@ -169,56 +171,72 @@ def count_cells(part: Any, level: Any, size: Any) -> None:
 
 
 @kernel
-def mark_rows(first: Any, indptr: Any, indices: Any, part: Any, level: Any, only: Any, once: Any,
-              twice: Any) -> None:  # fmt: skip
+def mark_rows(first: Any, indptr: Any, indices: Any, part: Any, level: Any, only: Any,
+              marks: Any) -> None:  # fmt: skip
     """Mark the nodes that rows read, themselves included, with the bits of the rows' parts.
 
-    A bit of `once` says that the part reads the node, one of `twice` that two of its rows do. With
-    `only` < 0, what a row reads from another cell does not count; else the rows of that cell
-    alone do, whatever they read.
+    A node's mark is a word: one of its lower 32 bits says that the part reads the node, one of the
+    upper 32 that two of its rows do. With `only` < 0, what a row reads from another cell does not
+    count; else the rows of that cell alone do, whatever they read.
     """
+    some_outside = only < 0 and level.first.shape[0] > 2
     for row in range(indptr.shape[0] - 1):
         v = first + row
         p = np.int64(part[v])
         c = level.cell[p]
         if only >= 0 and c != only:
             continue
-        bit = np.uint32(_bit(p - level.first[c]))
-        for edge in range(indptr[row] - 1, indptr[row + 1]):
-            source = v
-            if edge >= indptr[row]:
-                source = np.int64(indices[edge])
-                if source == v or (only < 0 and level.cell[part[source]] != c):
-                    continue
-            twice[source] |= once[source] & bit
-            once[source] |= bit
+        bit = _bit(p - level.first[c])
+        marks[v] |= ((marks[v] & bit) << _TWICE) | bit
+        for edge in range(indptr[row], indptr[row + 1]):
+            if edge + _AHEAD < indices.shape[0]:
+                prefetch(marks, np.int64(indices[edge + _AHEAD]))
+            source = np.int64(indices[edge])
+            if source == v or (some_outside and level.cell[part[source]] != c):
+                continue
+            mark = marks[source]
+            marks[source] = mark | ((mark & bit) << _TWICE) | bit
 
 
 @kernel
-def count_marks(once: Any) -> Any:
-    """Bits set: what all parts read, in nodes."""
+def count_marks(marks: Any) -> Any:
+    """Lower bits set: what all parts read, in nodes."""
     total = 0
-    for v in range(once.shape[0]):
-        total += _popcount(np.uint64(once[v]))
+    for v in range(marks.shape[0]):
+        total += _popcount(marks[v] & _ONCE)
     return total
 
 
+@inlined
+def _fullness(level: Any, p: Any, without: Any) -> Any:
+    """Most of a part's shares of what counts, without a node that it has; 1 is an even one."""
+    most = 0.0
+    for kind in range(3):
+        if level.fair[kind, p] > 0:
+            most = max(most, (level.load[kind, p] - without[kind]) / level.fair[kind, p])
+    return most
+
+
 @kernel
-def move_rows(first: Any, indptr: Any, indices: Any, part: Any, level: Any, only: Any, once: Any,
-              twice: Any, train: Any, penalty: Any) -> Any:  # fmt: skip
+def move_rows(first: Any, indptr: Any, indices: Any, part: Any, level: Any, only: Any, marks: Any,
+              train: Any, penalty: Any) -> Any:  # fmt: skip
     """Put each node where the parts together read least, given where all others are.
 
     A node's row and the node itself cost a part what it does not read for another row. Of the
     parts that have room, or that the node would overfill least, the best has the most that is read
-    there anyway, less `penalty` times its fullness; ties stay, or go to the emptier part. `once`
-    and `twice` follow each move; where a third row had read a node too, `twice` stays set, until
-    the next `mark_rows`. Returns the number of moves.
+    there anyway, less `penalty` times its fullness; ties stay, or go to the emptier part. `marks`
+    follow each move; where a third row had read a node too, an upper bit stays set, until the next
+    `mark_rows`. Returns the number of moves.
 
     The parts' hits are counted all at once: bit i of `counter[k]` is bit k of part i's count, so
     that a source costs a few operations on words, whatever the number of parts.
     """
     counter = np.zeros(_COUNTERS, np.uint64)
-    weight = np.zeros(3, np.int64)
+    weight, nothing = np.zeros(3, np.int64), np.zeros(3, np.int64)
+    full = np.empty(level.load.shape[1])
+    for p in range(full.shape[0]):
+        full[p] = _fullness(level, p, nothing)
+    some_outside = only < 0 and level.first.shape[0] > 2
     moves = 0
     for row in range(indptr.shape[0] - 1):
         v = first + row
@@ -230,34 +248,45 @@ def move_rows(first: Any, indptr: Any, indices: Any, part: Any, level: Any, only
         own = _bit(now - begin) if now >= 0 else np.uint64(0)
         weight[0], weight[1] = 1, indptr[row + 1] - indptr[row]
         weight[2] = train.shape[0] > 0 and _has_bit(train, v)
-        digits = 0
-        for edge in range(indptr[row] - 1, indptr[row + 1]):
-            source = v
-            if edge >= indptr[row]:
-                source = np.int64(indices[edge])
-                if source == v or (only < 0 and _cell(part, level.cell, source) != c):
-                    continue
-            carry = (np.uint64(once[source]) & ~own) | (np.uint64(twice[source]) & own)
-            k = 0
+        # the lowest digits are in registers, and added to without asking
+        zero = (marks[v] & _ONCE & ~own) | ((marks[v] >> _TWICE) & own)
+        one = two = np.uint64(0)
+        digits = 3
+        for edge in range(indptr[row], indptr[row + 1]):
+            if edge + _AHEAD < indices.shape[0]:
+                prefetch(marks, np.int64(indices[edge + _AHEAD]))
+            source = np.int64(indices[edge])
+            if source == v or (some_outside and _cell(part, level.cell, source) != c):
+                continue
+            mark = marks[source]
+            bits = (mark & _ONCE & ~own) | ((mark >> _TWICE) & own)
+            carry = zero & bits
+            zero ^= bits
+            bits = one & carry
+            one ^= carry
+            carry = two & bits
+            two ^= bits
+            k = 3
             while carry != 0:
                 over = counter[k] & carry
                 counter[k] ^= carry
                 carry = over
                 k += 1
             digits = max(digits, k)
+        counter[0], counter[1], counter[2] = zero, one, two
         best: Any = -1
         best_over = best_score = best_fullness = np.inf
         for p in range(begin, end):
-            fullness = over = 0.0
+            over = 0.0
             for kind in range(3):
-                fair = level.fair[kind, p]
-                if fair > 0:
-                    others = level.load[kind, p] - (weight[kind] if p == now else 0)
-                    fullness = max(fullness, others / fair)
-                    beyond = min(weight[kind], others + weight[kind] - level.limit[kind, p])
-                    over += max(0, beyond) / fair
+                beyond = level.load[kind, p] - level.limit[kind, p]
+                if p != now:
+                    beyond += weight[kind]
+                if beyond > 0 and level.fair[kind, p] > 0:
+                    over += min(weight[kind], beyond) / level.fair[kind, p]
             if over > best_over:
                 continue
+            fullness = full[p] if p != now else _fullness(level, p, weight)
             hits: Any = 0
             for k in range(digits):
                 hits += np.int64((counter[k] >> np.uint64(p - begin)) & np.uint64(1)) << k
@@ -275,21 +304,22 @@ def move_rows(first: Any, indptr: Any, indices: Any, part: Any, level: Any, only
             continue
         moves += 1
         part[v] = best
-        bit = np.uint32(_bit(best - begin))
-        gone = np.uint32(own)
+        bit = _bit(best - begin)
         for kind in range(3):
             level.load[kind, best] += weight[kind]
             if now >= 0:
                 level.load[kind, now] -= weight[kind]
-        for edge in range(indptr[row] - 1, indptr[row + 1]):
-            source = v
-            if edge >= indptr[row]:
-                source = np.int64(indices[edge])
-                if source == v or (only < 0 and _cell(part, level.cell, source) != c):
-                    continue
-            once[source] &= ~gone | twice[source]
-            twice[source] |= once[source] & bit
-            once[source] |= bit
+        full[best] = _fullness(level, best, nothing)
+        if now >= 0:
+            full[now] = _fullness(level, now, nothing)
+        mark = marks[v] & (~own | (marks[v] >> _TWICE))
+        marks[v] = mark | ((mark & bit) << _TWICE) | bit
+        for edge in range(indptr[row], indptr[row + 1]):
+            source = np.int64(indices[edge])
+            if source == v or (some_outside and _cell(part, level.cell, source) != c):
+                continue
+            mark = marks[source] & (~own | (marks[source] >> _TWICE))
+            marks[source] = mark | ((mark & bit) << _TWICE) | bit
     return moves
 
 

@@ -49,8 +49,7 @@ class StreamSearch:
             self._train[:] = 0
             for ids in pieces_of(problem.train):
                 _kernels.set_bits(ids, self._train)
-        self._once = self._empty(self._graph.num_nodes, np.uint32)
-        self._twice = self._empty(self._graph.num_nodes, np.uint32)
+        self._marks = self._empty(self._graph.num_nodes, np.uint64)
         self._best = self._empty(self._graph.num_nodes, np.int32)
 
     def _empty(self, size: int, dtype: type) -> NDArray[Any]:
@@ -130,8 +129,7 @@ class StreamSearch:
         _kernels.count_cells(best, level, size)
         _kernels.deal_in_order(best, level, seen, size)
         in_order = self._mark(best, level, -1)
-        self._once[:] = 0
-        self._twice[:] = 0
+        self._marks[:] = 0
         level.load[:] = 0
         self._problem.tell(name, 0, _PASSES)
         self._move(part, level, -1, _FIRST_PENALTY)
@@ -161,11 +159,10 @@ class StreamSearch:
 
     def _mark(self, part: NDArray[np.int32], level: Level, only: int) -> int:
         """Mark who reads what; returns what all parts read, in nodes."""
-        self._once[:] = 0
-        self._twice[:] = 0
+        self._marks[:] = 0
         for first, indptr, indices in self._graph.iter_rows():
-            _kernels.mark_rows(first, indptr, indices, part, level, only, self._once, self._twice)
-        return int(_kernels.count_marks(self._once))
+            _kernels.mark_rows(first, indptr, indices, part, level, only, self._marks)
+        return int(_kernels.count_marks(self._marks))
 
     def _move(self, part: NDArray[np.int32], level: Level, only: int, penalty: float) -> int:
         penalty *= 1 + self._graph.num_edges / max(1, self._graph.num_nodes)
@@ -177,8 +174,7 @@ class StreamSearch:
                 part,
                 level,
                 only,
-                self._once,
-                self._twice,
+                self._marks,
                 self._train,
                 penalty,
             )

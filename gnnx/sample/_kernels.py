@@ -8,39 +8,12 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from llvmlite import ir
-from numba import types
-from numba.core import cgutils
-from numba.extending import intrinsic
 
 from gnnx.random import GAMMA, below, mix, permuted
-from gnnx.threads import inlined, kernel
+from gnnx.threads import inlined, kernel, prefetch
 
 _FEW = 512  # picks up to which comparing all with all beats a permutation and a sort
 _AHEAD = 16  # probes under way at once; 8 is slower, 32 no faster
-
-
-@intrinsic
-def _prefetch_entry(_context: Any, array: Any, _index: Any) -> Any:
-    """Ask for the cache line of ``array[index]``, without waiting for it."""
-
-    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        entries = context.make_array(signature.args[0])(context, builder, args[0]).data
-        pointer = builder.bitcast(builder.gep(entries, [args[1]]), cgutils.voidptr_t)
-        word = ir.IntType(32)
-        prefetch = builder.module.declare_intrinsic(
-            "llvm.prefetch",
-            [cgutils.voidptr_t],
-            ir.FunctionType(ir.VoidType(), [cgutils.voidptr_t, word, word, word]),
-        )
-        read, keep, data = word(0), word(3), word(1)
-        builder.call(prefetch, [pointer, read, keep, data])
-        return context.get_dummy_value()
-
-    return types.void(array, types.int64), codegen
-
-
-_prefetch: Any = _prefetch_entry
 
 
 @inlined
@@ -116,8 +89,8 @@ def number(nodes: Any, begin: Any, slots: Any, seen: Any, count: Any, local: Any
     size = nodes.shape[0]
     for i in range(begin, size):
         # two cache misses in a row, for slot and for node, are hidden behind the probes before
-        _prefetch(slots, _home(nodes[min(i + 2 * _AHEAD, size - 1)], slots))
-        _prefetch(seen, max(0, slots[_home(nodes[min(i + _AHEAD, size - 1)], slots)]))
+        prefetch(slots, _home(nodes[min(i + 2 * _AHEAD, size - 1)], slots))
+        prefetch(seen, max(0, slots[_home(nodes[min(i + _AHEAD, size - 1)], slots)]))
         node, at = nodes[i], _home(nodes[i], slots)
         while slots[at] >= 0 and seen[slots[at]] != node:
             at = at + 1 if at + 1 < slots.shape[0] else 0
