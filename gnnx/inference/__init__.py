@@ -8,7 +8,6 @@ S sources, D destinations, R rows asked, F/G widths in/out.
 from __future__ import annotations
 
 import contextlib
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -29,7 +28,7 @@ from gnnx.memory import Tier
 from gnnx.nn import needs_degrees, needs_edge_weight
 from gnnx.random import Key
 from gnnx.sample import EdgeValues, NeighborSampler, ValuedSampler
-from gnnx.store import ScratchRows
+from gnnx.store import ScratchRows, whole_file
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -108,7 +107,7 @@ def infer(
         _check_nodes(nodes, dataset.num_nodes)
     pieces = stream(model, dataset, nodes, features, device, progress)
     if out is not None:
-        _write_npy(_checked_out(out), num_rows, pieces)
+        _write_npy(Path(out), num_rows, pieces)
         return None
     result, filled = torch.empty(0), 0
     for ids, rows in pieces:
@@ -260,32 +259,16 @@ def _load(
     return _Piece(ids, block, h.read(block.src_id.numpy(), out=x))
 
 
-def _checked_out(out: Path | str) -> Path:
-    """Refuse what a rename would not make, or would replace though it is no file of rows."""
-    path = Path(out)
-    if str(out) and path.parent.is_dir() and (path.is_file() or not os.path.lexists(path)):
-        return path
-    raise UsageError(f"{str(out)!r} is no place for a file", "Name a new file, such as out.npy.")
-
-
 def _write_npy(path: Path, num_rows: int, pieces: Outputs) -> None:
-    """Write rows to a .npy file under a temporary name; rename it when it is whole and synced."""
-    partial = path.with_name(f"{path.name}.partial")
-    try:
-        with partial.open("wb") as file:
-            for _, rows in pieces:
-                narrow = rows.dtype == torch.bfloat16
-                array = (rows.float() if narrow else rows).cpu().contiguous().numpy()
-                if file.tell() == 0:
-                    header = {
-                        "descr": array.dtype.str,
-                        "fortran_order": False,
-                        "shape": (num_rows, *array.shape[1:]),
-                    }
-                    np.lib.format.write_array_header_1_0(file, header)
-                file.write(array.data)
-            file.flush()
-            os.fsync(file.fileno())
-        partial.replace(path)
-    finally:
-        partial.unlink(missing_ok=True)
+    with whole_file(path) as file:
+        for _, rows in pieces:
+            narrow = rows.dtype == torch.bfloat16
+            array = (rows.float() if narrow else rows).cpu().contiguous().numpy()
+            if file.tell() == 0:
+                header = {
+                    "descr": array.dtype.str,
+                    "fortran_order": False,
+                    "shape": (num_rows, *array.shape[1:]),
+                }
+                np.lib.format.write_array_header_1_0(file, header)
+            file.write(array.data)

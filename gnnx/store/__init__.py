@@ -8,7 +8,7 @@ from gnnx.store.manifest import Manifest
 from gnnx.store.scratch import ScratchRows
 from gnnx.store.topology import GraphStore
 from gnnx.store.verification import Problem, verify
-from gnnx.store.writer import ArrayWriter, DatasetWriter
+from gnnx.store.writer import ArrayWriter, DatasetWriter, whole_file
 
 __all__ = [
     "ArrayWriter",
@@ -26,4 +26,5 @@ __all__ = [
     "ScratchRows",
     "open",
     "verify",
+    "whole_file",
 ]
