@@ -150,7 +150,7 @@ def device_bytes() -> int:
     return int(dict(line.split(": ") for line in lines)["read_bytes"])
 
 
-def calibrate(file: Path) -> tuple[float, float]:
+def raw_rates(file: Path) -> tuple[float, float]:
     """MiB/s of 1 MiB reads in order by 8 threads, thousands of 4 KiB reads a second by 32."""
     size, fd = file.stat().st_size, os.open(file, os.O_RDONLY | os.O_DIRECT)
     rng = np.random.default_rng()
@@ -221,7 +221,7 @@ def main() -> None:
         for share in arguments.shares:
             budget = file.stat().st_size // share
             for way in arguments.ways:
-                scan, random = calibrate(file)
+                scan, random = raw_rates(file)
                 found = measure(path, trace, way, budget, arguments.batch_size)
                 if found is not None:
                     times.setdefault((share, way), []).append(found["ms"])

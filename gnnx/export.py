@@ -6,13 +6,13 @@ Letters: N nodes, E edges, R rows of a piece.
 from __future__ import annotations
 
 import contextlib
-import os
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
 
 from gnnx.errors import DataError, UsageError
+from gnnx.store import whole_file
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -52,12 +52,12 @@ def export(dataset: Dataset, out: Path, *, what: str = "nodes", rows: Path | Non
     UsageError
         The suffix or `what` is another one.
     DataError
-        The rows are not as many as the nodes.
+        The rows are no matrix of numbers, or not as many as the nodes.
     """
     if what not in {"nodes", "edges"}:
         raise UsageError(f"{what!r} cannot be exported", 'Choose "nodes" or "edges".')
     if rows is not None:
-        values = np.load(rows, mmap_mode="r", allow_pickle=False)
+        values = _rows(rows)
         if len(values) != dataset.num_nodes:
             raise DataError(
                 f"{rows.name}: {len(values)} rows, {dataset.num_nodes} nodes",
@@ -65,6 +65,20 @@ def export(dataset: Dataset, out: Path, *, what: str = "nodes", rows: Path | Non
             )
         return write_rows(dataset, out, _cut(values))
     return _write(out, _edges(dataset) if what == "edges" else _nodes(dataset))
+
+
+def _rows(path: Path) -> NDArray[Any]:
+    try:
+        values = np.load(path, mmap_mode="r", allow_pickle=False)
+    except (ValueError, EOFError) as error:
+        raise DataError(f"{path}: {error}", "Give a .npy file of numbers.") from None
+    if (
+        not isinstance(values, np.ndarray)
+        or values.ndim not in {1, 2}
+        or values.dtype.kind in "OSUV"
+    ):
+        raise DataError(f"{path}: no rows of numbers", "Give a .npy file of shape (N,) or (N, C).")
+    return values
 
 
 def write_rows(
@@ -149,21 +163,14 @@ def _write(out: Path, pieces: Iterable[Mapping[str, Any]]) -> int:
     """Write pieces of a table under a temporary name; rename it when it is whole and synced."""
     if out.suffix not in SUFFIXES:
         raise UsageError(f"{out.name}: a table of unknown kind", "Name it .parquet or .csv.")
-    partial, count = out.with_name(out.name + ".partial"), 0
-    try:
-        with partial.open("wb") as file, contextlib.ExitStack() as stack:
-            writer: Any = None
-            for piece in pieces:
-                table = _table(piece, flat=out.suffix == ".csv")
-                writer = writer or stack.enter_context(_writer(file, out.suffix, table.schema))
-                writer.write_table(table)
-                count += len(table)
-            stack.close()
-            file.flush()
-            os.fsync(file.fileno())
-        partial.replace(out)
-    finally:
-        partial.unlink(missing_ok=True)
+    count = 0
+    with whole_file(out) as file, contextlib.ExitStack() as stack:
+        writer: Any = None
+        for piece in pieces:
+            table = _table(piece, flat=out.suffix == ".csv")
+            writer = writer or stack.enter_context(_writer(file, out.suffix, table.schema))
+            writer.write_table(table)
+            count += len(table)
     return count
 
 

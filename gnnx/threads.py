@@ -159,7 +159,8 @@ def run(
     """Call ``task(begin, end)`` over a cut of ``range(size)``, on the pool and the caller's thread.
 
     The caller works too and never waits for a thread that has not started, so that a pool busy
-    with longer jobs delays nothing, and tasks may themselves call `run`.
+    with longer jobs delays nothing, and tasks may themselves call `run`. After a failure, or an
+    interrupt of the caller, no further piece is begun.
 
     Parameters
     ----------
@@ -183,10 +184,16 @@ def run(
         return
     bounds = [size * i // pieces for i in range(pieces + 1)]
     ticket = itertools.count()  # next() on it is atomic
+    failed = False
 
     def work() -> None:
-        while (i := next(ticket)) < pieces:
-            task(bounds[i], bounds[i + 1])
+        nonlocal failed
+        try:
+            while not failed and (i := next(ticket)) < pieces:
+                task(bounds[i], bounds[i + 1])
+        except BaseException:
+            failed = True
+            raise
 
     others = [submit(work) for _ in range(min(workers, pieces) - 1)]
     try:

@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 import typer
@@ -250,6 +251,71 @@ def test_interrupt_while_it_starts_is_130(delay_s):
         _, err = process.communicate(timeout=60)
     assert process.returncode == 130
     assert b"Traceback" not in err
+
+
+def test_interrupt_in_an_exec_is_130():
+    """Python kills itself by SIGINT at its end where an `exec` was interrupted, met or not."""
+    code = (
+        "import os, signal\n"
+        "from gnnx import __main__, cli\n"
+        "source = 'import os, signal; os.kill(os.getpid(), signal.SIGINT); [0 for _ in range(9)]'\n"
+        "cli.app = lambda: exec(source)\n"
+        "__main__.main()\n"
+    )
+    words = [sys.executable, "-c", code]
+    done = subprocess.run(words, capture_output=True, timeout=20, check=False)
+    assert (done.returncode, done.stderr) == (130, b"")
+
+
+_PRINTS = """
+import sys, typer
+from rich.text import Text
+from gnnx import __main__, cli
+from gnnx.cli.frame import Answer, Json, guarded
+
+def toy(as_json: Json = False) -> Answer:
+    return Answer({"text": "\\u00fc" + 70000 * "x"}, Text("\\u00fc\\udcff" + 70000 * "x"))
+
+cli.app = typer.Typer(pretty_exceptions_enable=False)
+cli.app.command()(guarded(toy))
+__main__.main()
+"""
+
+
+@pytest.mark.parametrize("option", ["", "--json"])
+@pytest.mark.parametrize(
+    ("to", "code", "message"),
+    [
+        ("> /dev/full", 4, "error: stdout: No space left on device\nWrite it elsewhere.\n"),
+        (">&-", 0, ""),  # nobody wants the answer
+        ("<&- >&- 2>&-", 0, ""),
+        ("> /dev/null", 0, ""),
+    ],
+)
+def test_whatever_stdout_is(option, to, code, message):
+    words = ["sh", "-c", f"{sys.executable} -c '{_PRINTS}' {option} {to}"]
+    environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
+    done = subprocess.run(
+        words, capture_output=True, text=True, timeout=60, env=environment, check=False
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (code, "", message)
+
+
+def test_a_current_folder_that_is_gone(tmp_path):
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    words = f"rmdir {gone}; {sys.executable} -m gnnx doctor"
+    done = subprocess.run(
+        ["sh", "-c", words],
+        cwd=gone,
+        env={**os.environ, "PYTHONPATH": str(Path(gnnx.__file__).parents[1])},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    message = "error: current folder: No such file or directory\nChange to one that is there.\n"
+    assert (done.returncode, done.stdout, done.stderr) == (2, "", message)
 
 
 def test_unknown_option_is_usage():

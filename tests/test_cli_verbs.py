@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import resource
 import signal
 import subprocess
 import sys
@@ -331,6 +332,60 @@ def test_synth_and_prepare(tmp_path):
     assert document["num_nodes"] == 4
     assert document["report"]["duplicates"] == 1
     assert run("info", tmp_path / "graph")["fingerprint"] == document["fingerprint"]
+
+
+def test_an_output_that_finds_no_room_is_named_and_leaves_nothing(graph, tmp_path):
+    run("train", graph, *TRAIN, "--checkpoint", tmp_path / "run")
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    outs = [tmp_path / name for name in ("out.npy", "out.csv", "out.parquet")]
+    resource.setrlimit(resource.RLIMIT_FSIZE, (200, hard))  # Python makes an error of the signal
+    try:
+        for out in outs:
+            words = ["infer", graph, "--checkpoint", tmp_path / "run", "--out", out]
+            error = run(*words, code=4)["error"]
+            assert error["cause"] == f"{out}: File too large"
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert list(tmp_path.iterdir()) == [tmp_path / "run"]
+
+
+@pytest.mark.parametrize("out", ["nowhere/nodes.csv", "folder.csv"])
+def test_export_to_no_place_for_a_file(graph, tmp_path, out):
+    (tmp_path / "folder.csv").mkdir()
+    assert run("export", graph, tmp_path / out, code=2)["error"]["kind"] == "UsageError"
+
+
+@pytest.mark.parametrize(
+    "content", ["text", "", np.float64(3), np.zeros((200, 2, 2)), np.full(200, "a"), np.zeros(199)]
+)
+def test_export_of_rows_that_are_none(graph, tmp_path, content):
+    rows = tmp_path / "rows.npy"
+    if isinstance(content, str):
+        rows.write_text(content)
+    else:
+        np.save(rows, content)
+    words = ["export", graph, tmp_path / "out.csv", "--rows", rows]
+    error = run(*words, code=3)["error"]
+    assert "rows.npy" in error["cause"]
+    assert list(tmp_path.iterdir()) == [rows]
+
+
+def test_damaged_keys_are_named(tmp_path):
+    (tmp_path / "edges.csv").write_text("src,dst\n" + "".join(f"a{i},b{i}\n" for i in range(9)))
+    (tmp_path / "r.toml").write_text('[edges]\nfiles = "edges.csv"\nsrc = "src"\ndst = "dst"\n')
+    run("prepare", tmp_path / "r.toml", tmp_path / "graph")
+    with (tmp_path / "graph/nodes/node/key_bytes.npy").open("r+b") as file:
+        file.seek(4100)
+        file.write(b"\xff")
+    error = run("export", tmp_path / "graph", tmp_path / "out.csv", code=3)["error"]
+    assert "key_bytes.npy: damaged" in error["cause"]
+    assert not list(tmp_path.glob("out.csv*"))
+
+
+def test_more_nodes_than_64_bits_hold(tmp_path):
+    (tmp_path / "edges.csv").write_text("0,1\n")
+    words = ["prepare", tmp_path / "edges.csv", tmp_path / "graph", "--num-nodes", 1 << 63]
+    assert run(*words, code=2)["error"]["kind"] == "UsageError"
 
 
 def test_doctor_names_no_person(tmp_path):

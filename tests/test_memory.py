@@ -3,6 +3,8 @@
 import collections
 import gc
 import itertools
+import subprocess
+import sys
 import threading
 from pathlib import Path
 
@@ -482,3 +484,52 @@ def test_threads_share_a_ledger():
     assert refused  # the budget was tight enough to matter
     assert ledger.held_bytes(Tier.HOST) == 0
     assert ledger.peak_bytes(Tier.HOST) <= 256 << 10
+
+
+_FORK_CHILD = """
+import os, signal, sys, threading, time
+import numpy as np
+from gnnx.memory import Budget, Ledger, Tier
+
+ledger = Ledger(Budget(1 << 20))
+inside = threading.Event()
+
+def hold():
+    with ledger._lock:  # as it is in the middle of an allocation
+        inside.set()
+        time.sleep(0.3)
+
+thread = threading.Thread(target=hold)
+thread.start()
+inside.wait()
+child = os.fork()
+if child == 0:
+    signal.alarm(20)
+    ledger.empty(100, np.uint8, Tier.HOST, "child")
+    os._exit(0)
+thread.join()
+ledger.empty(100, np.uint8, Tier.HOST, "parent")
+sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+
+
+def test_a_fork_while_another_thread_allocates():
+    subprocess.run([sys.executable, "-W", "ignore", "-c", _FORK_CHILD], check=True, timeout=60)
+
+
+_SHORT_OF_ADDRESSES = """
+import resource
+import numpy as np
+from gnnx.memory import Budget, Ledger, Tier
+
+limit = 2 << 30
+resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+ledger = Ledger(Budget.parse())
+assert ledger.budget.host < limit // 2, ledger.budget
+held = [ledger.empty(100 << 20, np.uint8, tier, "test") for tier in (Tier.HOST, Tier.DEVICE)]
+others = np.empty(200 << 20, np.uint8)
+"""
+
+
+def test_default_budgets_fit_a_limit_on_address_space():
+    subprocess.run([sys.executable, "-c", _SHORT_OF_ADDRESSES], check=True, timeout=60)

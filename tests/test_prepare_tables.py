@@ -2,6 +2,8 @@
 
 import gzip
 import json
+import tempfile
+from pathlib import Path
 
 import hypothesis
 import numpy as np
@@ -476,3 +478,20 @@ def test_recipes_that_are_none(run, tmp_path):
         run('edges = {files = "edges.csv"}')
     with pytest.raises(DataError, match=r"^e\.xls: a table of edges of unknown kind"):
         run('edges = {files = "e.xls"}', {"e.xls": "a"})
+
+
+def test_a_killed_preparation_leaves_its_spills_where_the_next_one_removes_them(
+    tmp_path, monkeypatch
+):
+    made = []
+    real = tempfile.mkdtemp
+
+    def noted(**options):
+        made.append(real(**options))
+        return made[-1]
+
+    monkeypatch.setattr(tempfile, "mkdtemp", noted)
+    (tmp_path / "edges.csv").write_text("src,dst\na,b\n")
+    (tmp_path / "r.toml").write_text('[edges]\nfiles = "edges.csv"\nsrc = "src"\ndst = "dst"\n')
+    prepare(tmp_path / "r.toml", tmp_path / "graph")
+    assert [Path(folder).parent for folder in made] == [tmp_path / ".graph.partial"]

@@ -118,6 +118,23 @@ def test_a_missing_file_is_named(path, suffix):
     assert str(problem).endswith("no file found")
 
 
+@pytest.mark.parametrize("suffix", [".npy", ".crc"])
+@pytest.mark.parametrize("what", ["folder", "loop", "pipe", "device"])
+def test_what_is_no_file_is_named(path, suffix, what):
+    file = path / f"nodes/node/x{suffix}"
+    file.unlink()
+    if what == "folder":
+        file.mkdir()
+    elif what == "pipe":  # reading one would never end
+        os.mkfifo(file)
+    else:
+        file.symlink_to(file.name if what == "loop" else "/dev/zero")
+    (problem,) = verify(path)
+    assert problem.file == file
+    expected = "Too many levels of symbolic links" if what == "loop" else "no regular file"
+    assert problem.found == expected
+
+
 def test_a_damaged_header_is_named(path):
     file = path / "nodes/node/x.npy"
     with file.open("r+b") as stream:

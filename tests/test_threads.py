@@ -141,6 +141,28 @@ def test_a_failure_is_raised_after_every_piece_has_ended(pool):
     assert running == []
 
 
+@pytest.mark.parametrize("failing", ["caller", "other"])
+def test_after_a_failure_no_further_piece_is_begun(failing):
+    """An interrupt of the caller among them: the others would work through all that is left."""
+    threads.set_num_threads(2)
+    caller, begun, failed = threading.current_thread(), [], threading.Event()
+    both = threading.Barrier(2)
+
+    def task(begin, _end):
+        begun.append(begin)
+        if len(begun) <= 2:
+            both.wait(20)
+            if (threading.current_thread() is caller) == (failing == "caller"):
+                failed.set()
+                raise KeyboardInterrupt
+            assert failed.wait(20)
+            time.sleep(0.2)  # the other thread sees what was raised
+
+    with pytest.raises(KeyboardInterrupt):
+        threads.run(task, 1000)
+    assert len(begun) == 2
+
+
 def test_submit_passes_arguments_results_and_failures(pool):
     assert threads.submit(divmod, 17, 5).result(timeout=20) == (3, 2)
     assert threads.submit(int, "ff", base=16).result(timeout=20) == 255

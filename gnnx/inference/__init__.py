@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -30,7 +29,7 @@ from gnnx.memory import Tier
 from gnnx.nn import needs_degrees, needs_edge_weight
 from gnnx.random import Key
 from gnnx.sample import EdgeValues, NeighborSampler, ValuedSampler
-from gnnx.store import ScratchRows, smallest_named
+from gnnx.store import ScratchRows, smallest_named, whole_file
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -112,11 +111,10 @@ def infer(
         _check_nodes(nodes, dataset.num_nodes)
     pieces = stream(model, dataset, nodes, features, device, progress)
     if out is not None:
-        path = _checked_out(out)
         with smallest_named(
             dataset, functools.partial(rehearse, model, whole=nodes is None, device=device)
         ):
-            _write_npy(path, num_rows, pieces)
+            _write_npy(Path(out), num_rows, pieces)
         return None
     result, filled = torch.empty(0), 0
     for ids, rows in pieces:
@@ -327,32 +325,16 @@ def _degrees(graph: GraphStore) -> Iterator[tuple[int, NDArray[np.int64]]]:
         yield begin, graph.rows(np.arange(begin, min(begin + size, graph.num_nodes)))[1]
 
 
-def _checked_out(out: Path | str) -> Path:
-    """Refuse what a rename would not make, or would replace though it is no file of rows."""
-    path = Path(out)
-    if str(out) and path.parent.is_dir() and (path.is_file() or not os.path.lexists(path)):
-        return path
-    raise UsageError(f"{str(out)!r} is no place for a file", "Name a new file, such as out.npy.")
-
-
 def _write_npy(path: Path, num_rows: int, pieces: Outputs) -> None:
-    """Write rows to a .npy file under a temporary name; rename it when it is whole and synced."""
-    partial = path.with_name(f"{path.name}.partial")
-    try:
-        with partial.open("wb") as file:
-            for _, rows in pieces:
-                narrow = rows.dtype == torch.bfloat16
-                array = (rows.float() if narrow else rows).cpu().contiguous().numpy()
-                if file.tell() == 0:
-                    header = {
-                        "descr": array.dtype.str,
-                        "fortran_order": False,
-                        "shape": (num_rows, *array.shape[1:]),
-                    }
-                    np.lib.format.write_array_header_1_0(file, header)
-                file.write(array.data)
-            file.flush()
-            os.fsync(file.fileno())
-        partial.replace(path)
-    finally:
-        partial.unlink(missing_ok=True)
+    with whole_file(path) as file:
+        for _, rows in pieces:
+            narrow = rows.dtype == torch.bfloat16
+            array = (rows.float() if narrow else rows).cpu().contiguous().numpy()
+            if file.tell() == 0:
+                header = {
+                    "descr": array.dtype.str,
+                    "fortran_order": False,
+                    "shape": (num_rows, *array.shape[1:]),
+                }
+                np.lib.format.write_array_header_1_0(file, header)
+            file.write(array.data)

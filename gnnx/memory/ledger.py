@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import collections
 import math
+import os
 import threading
+import weakref
 from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
@@ -44,6 +46,7 @@ class Ledger:
         # given back, in whatever thread and inside the collector too, where the lock could be held
         # already: appending to a deque is atomic and needs none
         self._released: collections.deque[tuple[int, Tier, str]] = collections.deque()
+        _ledgers.add(self)
 
     def empty(
         self,
@@ -238,3 +241,26 @@ def _mebibytes(num_bytes: int) -> str:
 
 def _dimensions(shape: int | tuple[int, ...]) -> tuple[int, ...]:
     return tuple(map(int, shape)) if isinstance(shape, tuple) else (int(shape),)
+
+
+_ledgers: weakref.WeakSet[Ledger] = weakref.WeakSet()
+_forking = threading.Lock()
+_frozen: list[Ledger] = []
+
+
+def _freeze() -> None:
+    """Take all locks: a child has the memory, but not the thread that would release one."""
+    _forking.acquire()
+    _frozen.extend(_ledgers)
+    for ledger in _frozen:
+        ledger._lock.acquire()  # noqa: SLF001 - one module, one secret
+
+
+def _thaw() -> None:
+    for ledger in _frozen:
+        ledger._lock.release()  # noqa: SLF001
+    _frozen.clear()
+    _forking.release()
+
+
+os.register_at_fork(before=_freeze, after_in_parent=_thaw, after_in_child=_thaw)

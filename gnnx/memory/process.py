@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import mmap
 import os
+import resource
 from pathlib import Path
 
 from gnnx.errors import ResourceError
@@ -29,12 +30,25 @@ def _status_bytes(field: str) -> int:
 
 
 def available_bytes() -> int:
-    """Bytes of RAM that a new process could use: the smaller of the machine's and the cgroup's."""
+    """Bytes of RAM that a new process could use: the least of the machine's and its limits.
+
+    Of the address space that ``ulimit -v`` leaves, half: torch and threads want some as well.
+    """
+    limits = _cgroup_free()
+    address = free_address_bytes()
+    if address is not None:
+        limits.append(address // 2)
     for line in Path("/proc/meminfo").read_text().splitlines():
         if line.startswith("MemAvailable:"):
             machine = int(line.split()[1]) * 1024
-            return min([machine, *_cgroup_free()])
+            return min([machine, *limits])
     return os.sysconf("SC_AVPHYS_PAGES") * mmap.PAGESIZE
+
+
+def free_address_bytes() -> int | None:
+    """Bytes of address space that a limit on it (``ulimit -v``) leaves; None without a limit."""
+    limit, _ = resource.getrlimit(resource.RLIMIT_AS)
+    return None if limit == resource.RLIM_INFINITY else max(0, limit - _status_bytes("VmSize"))
 
 
 def _cgroup_free() -> list[int]:

@@ -11,6 +11,7 @@ import numpy as np
 
 from gnnx.errors import ResourceError
 from gnnx.memory.budget import Tier
+from gnnx.memory.process import free_address_bytes
 
 if TYPE_CHECKING:
     from gnnx.memory.ledger import Account
@@ -36,7 +37,11 @@ class Slab:
     def __init__(self, account: Account) -> None:
         self.account = account
         physical = os.sysconf("SC_PHYS_PAGES") * PAGE
-        reach = physical if account.limit is None else min(account.limit, physical)
+        address = free_address_bytes()
+        if account.limit is not None:
+            reach = min(account.limit, physical)
+        else:  # where address space is short, half is left to others
+            reach = physical if address is None else min(address // 2, physical)
         self.map = _reserve(round_up(reach, PAGE), account.tier)
         self.base = np.frombuffer(self.map, np.uint8).ctypes.data
         self.clean = [(0, len(self.map))]

@@ -212,7 +212,7 @@ def prepare(  # noqa: PLR0913 - each argument is an option of the verb
     report = Report()
     with (
         DatasetWriter(out, overwrite=overwrite, ledger=ledger, origin=origin) as writer,
-        Workspace(out.absolute().parent, ledger) as workspace,
+        Workspace(writer.partial.absolute(), ledger) as workspace,
     ):
         reader = Reader(workspace, form, progress, drop_lines=bad_lines == "drop")
         inputs = Inputs(reader, workspace, pickles=pickles, progress=progress)
@@ -365,8 +365,10 @@ def _stated(found: Source, num_nodes: int | None) -> list[tuple[str, int]]:
     tables = (found.features, found.labels)
     stated += [(rows.where, len(rows)) for rows in tables if rows is not None]
     if num_nodes is not None:
-        if num_nodes < 0:
-            raise UsageError(f"{num_nodes} nodes cannot be", "Give --num-nodes 0 or more.")
+        if not 0 <= num_nodes < 1 << 63:
+            raise UsageError(
+                f"{num_nodes} nodes cannot be", "Give --num-nodes 0 or more, below 2^63."
+            )
         stated.append(("--num-nodes", num_nodes))
     return stated
 

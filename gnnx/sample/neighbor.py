@@ -266,11 +266,22 @@ class Numbering:
             )
             if done == len(nodes):
                 return
+            if len(self._seen) >= self._num_nodes:  # full, though every node has a place in it
+                raise self._impossible(nodes)
             before, num_slots = self._seen, 3 * len(self._slots) // 2
             del self._slots  # its bytes are free for the larger one
             self._allocate(num_slots)
             self._seen[: self.count] = before
             _kernels.rebuild(self._slots, self._seen, self.count)
+
+    def _impossible(self, nodes: NDArray[Any]) -> DataError:
+        """Tell which of the nodes, or of those before them, there cannot be."""
+        known = np.concatenate([self.nodes, nodes])
+        bad = known[(known < 0) | (known >= self._num_nodes)]
+        return DataError(
+            f"an edge comes from node {bad[0]}, and there are {self._num_nodes}",
+            "The dataset is damaged: gnnx verify tells which file.",
+        )
 
     def _allocate(self, num_slots: int) -> None:
         # half of the slots stay empty, so that a search ends after 2.5 probes on average

@@ -10,7 +10,7 @@ from gnnx.store.rehearsal import smallest_named
 from gnnx.store.scratch import ScratchRows
 from gnnx.store.topology import GraphStore
 from gnnx.store.verification import Problem, verify
-from gnnx.store.writer import ArrayWriter, DatasetWriter
+from gnnx.store.writer import ArrayWriter, DatasetWriter, whole_file
 
 __all__ = [
     "GAP_BYTES",
@@ -33,4 +33,5 @@ __all__ = [
     "open",
     "smallest_named",
     "verify",
+    "whole_file",
 ]

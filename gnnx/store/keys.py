@@ -134,7 +134,11 @@ class _TextKeys(Keys):
 
     def of(self, ids: NDArray[np.int64]) -> list[str]:
         spans = zip(self._offsets[ids].tolist(), self._offsets[ids + 1].tolist(), strict=True)
-        return [self._text[begin:end].tobytes().decode() for begin, end in spans]
+        try:
+            return [self._text[begin:end].tobytes().decode() for begin, end in spans]
+        except UnicodeDecodeError as error:
+            path = getattr(self._text, "filename", "keys")  # of what is mapped
+            raise DataError(f"{path}: damaged: {error}", "Run gnnx verify.") from None
 
     def _comparable(self, key: Any) -> Any:
         return str(key).encode()

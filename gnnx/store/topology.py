@@ -309,7 +309,7 @@ class GraphStore:
         if bad >= 0:
             raise DataError(
                 f"{array.path}: {what} {ids[bad]} among {size} {what}s",
-                f"They run from 0 to {size - 1}.",
+                f"They run from 0 to {size - 1}; if the dataset has it so, run gnnx verify.",
             )
         return bool(ascending)
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import os
+import stat
 import struct
 import threading
 import zlib
@@ -16,6 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 _PIECE_BYTES = 1 << 20
+_PAGES_AT_ONCE = 16  # a thread's share is a page or two, after which an interrupt ends it
 
 
 class Problem(NamedTuple):
@@ -82,9 +85,9 @@ def verify(path: Path | str, *, progress: threads.Progress | None = None) -> lis
 
     total, done, lock = sum(task.end - task.begin for task in tasks), 0, threading.Lock()
 
-    def check(begin: int, end: int) -> None:
+    def check(pages: list[_Task], begin: int, end: int) -> None:
         nonlocal done
-        for task in tasks[begin:end]:
+        for task in pages[begin:end]:
             found = list(_check_page(task))
             with lock:
                 problems.extend(found)
@@ -92,7 +95,9 @@ def verify(path: Path | str, *, progress: threads.Progress | None = None) -> lis
                 if progress is not None:
                     progress("verify", done, total)
 
-    threads.run(check, len(tasks))
+    for first in range(0, len(tasks), _PAGES_AT_ONCE):
+        pages = tasks[first : first + _PAGES_AT_ONCE]
+        threads.run(functools.partial(check, pages), len(pages))
     return sorted(problems)
 
 
@@ -101,9 +106,14 @@ def _check_frame(file: Path, entry: ArrayEntry) -> Iterator[Problem]:
     size, sums = HEADER_BYTES + entry.num_bytes, file.with_suffix(".crc")
     for part, expected in ((file, size), (sums, 4 * entry.num_pages)):
         try:
-            found = f"{part.stat().st_size} bytes"
+            status = part.stat()
         except FileNotFoundError:
             found = "no file"
+        except OSError as error:
+            found = str(error.strerror)
+        else:
+            regular = stat.S_ISREG(status.st_mode)
+            found = f"{status.st_size} bytes" if regular else "no regular file"
         if found != f"{expected} bytes":
             yield Problem(part, None, 0, expected, f"{expected} bytes", found)
             return

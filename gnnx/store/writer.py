@@ -15,7 +15,7 @@ import os
 import shutil
 import zlib
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, BinaryIO, Self
 
 from gnnx.errors import GnnxError, ResourceError, RunError, UsageError
 from gnnx.memory import Tier
@@ -527,6 +527,46 @@ def write_all(fd: int, data: memoryview, at: int, path: Path) -> None:
         except OSError as error:
             raise _write_error(error, path, len(data), at) from error
         data, at = data[written:], at + written
+
+
+@contextlib.contextmanager
+def whole_file(path: Path) -> Iterator[BinaryIO]:
+    """Write a file that gets its name when it is whole and synced; else nothing is left of it.
+
+    Parameters
+    ----------
+    path
+        A new file, or one to replace.
+
+    Yields
+    ------
+    file
+        Under a temporary name in the same folder.
+
+    Raises
+    ------
+    UsageError
+        A rename would not make it, or would replace what is no file.
+    ResourceError
+        The file system refuses.
+    """
+    if not path.name or not path.parent.is_dir() or (os.path.lexists(path) and not path.is_file()):
+        raise UsageError(f"{str(path)!r} is no place for a file", "Name a new file in a folder.")
+    partial = path.with_name(f"{path.name}.partial")
+    try:
+        with partial.open("wb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        partial.replace(path)
+    except OSError as error:
+        if error.errno is None or error.filename not in {None, str(partial)}:
+            raise  # a wait without end, or of another file
+        raise ResourceError(
+            f"{path}: {error.strerror or error}", "Free some space, or write elsewhere."
+        ) from error
+    finally:
+        partial.unlink(missing_ok=True)
 
 
 @contextlib.contextmanager

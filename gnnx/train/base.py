@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
     from gnnx.store import Dataset
 
+_TOY_BYTES = 16 << 20
+
 
 def base_rss_bytes(model: nn.Module | None = None, dataset: Dataset | None = None) -> int:
     """Resident bytes of the process with its kernels compiled and nothing of size held.
@@ -51,8 +53,15 @@ def base_rss_bytes(model: nn.Module | None = None, dataset: Dataset | None = Non
     generator = torch.get_rng_state()
     with tempfile.TemporaryDirectory(prefix="gnnx-") as folder:
         path = Path(folder) / "toy"
-        synth(path, num_nodes=64, num_edges=256, num_features=num_features, num_classes=num_classes)
-        with open_dataset(path, memory="16MiB") as toy:
+        synth(
+            path,
+            num_nodes=64,
+            num_edges=256,
+            num_features=num_features,
+            num_classes=num_classes,
+            memory=_TOY_BYTES,
+        )
+        with open_dataset(path, memory=_TOY_BYTES) as toy:
             fanouts = [2] * len(toy_model.layers)
             for batch in Loader(toy, fanouts, 4, degrees=needs_degrees(toy_model)):
                 x = batch.x.to(parameter_dtype(toy_model))

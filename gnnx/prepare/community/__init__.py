@@ -112,7 +112,7 @@ def synth(  # noqa: PLR0913 - each argument is an option of the verb
     ledger = Ledger(Budget.parse(memory))
     with (
         DatasetWriter(Path(out), overwrite=overwrite, ledger=ledger) as writer,
-        Workspace(Path(out).absolute().parent, ledger) as workspace,
+        Workspace(writer.partial.absolute(), ledger) as workspace,
     ):
         graph = _CommunityGraph(num_nodes, num_classes, seed, workspace, progress)
         report = Report(num_nodes=num_nodes, num_features=num_features)
