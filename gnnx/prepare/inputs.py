@@ -16,7 +16,7 @@ from gnnx.interop.tables import SparseTable
 from gnnx.prepare.arrays import check_plain
 from gnnx.prepare.edges import PairEdges
 from gnnx.prepare.keyed import read_tables
-from gnnx.prepare.layouts import csv_dataset, read_papers, refuse_typed
+from gnnx.prepare.layouts import csv_dataset, graphbolt, read_papers
 from gnnx.prepare.matrix_market import MatrixEdges
 from gnnx.prepare.pickles import read_planetoid, read_pt
 from gnnx.prepare.sources import Reader, Source
@@ -109,8 +109,7 @@ class Inputs:
         recipe = csv_dataset(path)
         if recipe is not None:
             return self.recipe(recipe, path)
-        refuse_typed(path)
-        return None
+        return graphbolt(path, self._reader, self._workspace)
 
     def _whole(self, path: Path) -> InMemoryGraph | None:
         """Read a file of a kind that is read into memory as a whole."""
