@@ -15,6 +15,8 @@ from gnnx.prepare.recipe import Recipe
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
+_FILES = {"source", "features", "labels", "train", "val", "test"}
+_FILES |= {"edge_weight", "edge_attr", "edge_time"}
 _CHANGE_NO_BYTE = {"out", "memory", "overwrite", "progress"}
 
 
@@ -45,7 +47,7 @@ def origin_of(arguments: Mapping[str, Any]) -> str | None:
 
 def _files(name: str, value: Any, root: Path | str | None) -> Iterator[Path]:
     """Files that an argument names: itself, those of a folder, those of a recipe."""
-    if name not in {"source", "features", "labels", "train", "val", "test"}:
+    if name not in _FILES:
         return
     path = Path(value)
     yield path
