@@ -148,14 +148,17 @@ def _labels(labels: NDArray[np.int64], names: list[str] | None) -> Any:
 
 def _edges(dataset: Dataset) -> Iterator[dict[str, Any]]:
     keys, done = dataset.keys, 0
-    found = {name: dataset.edge_values(name) for name in ("weight", "attr", "time")}
+    names, kinds = dataset.relation_names, ("weight", "attr", "time", "relation")
+    found = {name: dataset.edge_values(name) for name in kinds}
     values = {name: array for name, array in found.items() if array is not None}
     for first, indptr, indices in dataset.graph.iter_rows():
         rows = np.repeat(np.arange(first, first + len(indptr) - 1), np.diff(indptr))
-        columns = {"src": keys.of(indices.astype(np.int64)), "dst": keys.of(rows)}
+        columns: dict[str, Any] = {"src": keys.of(indices.astype(np.int64)), "dst": keys.of(rows)}
         for name, array in values.items():
             columns[name] = array.read_range(done, done + len(rows)).numpy()
         done += len(rows)
+        if names is not None:
+            columns["relation"] = _labels(columns["relation"], names)
         yield columns
 
 

@@ -1,5 +1,7 @@
 """Weights, features and times of edges: stored in the order of the CSR, and carried by blocks."""
 
+from pathlib import Path
+
 import hypothesis
 import hypothesis.strategies as st
 import numpy as np
@@ -17,6 +19,7 @@ from gnnx.export import export
 from gnnx.loader import Loader
 from gnnx.nn import GCN, GCNConv
 from gnnx.prepare import prepare
+from gnnx.prepare.origin import origin_of
 from gnnx.random import Key
 from gnnx.sample import NeighborSampler
 from gnnx.train import Trainer
@@ -313,6 +316,42 @@ def test_columns_of_a_recipe(tmp_path):
         prepare(tmp_path / "r.toml", tmp_path / "out", overwrite=True)
 
 
+def test_relations_of_triples(tmp_path):
+    (tmp_path / "t.tsv").write_text("a\tlikes\tb\nb\tis near\tc\na\tis near\tb\nc\tlikes\tc\n")
+    (tmp_path / "r.toml").write_text(
+        """edges = {files = "t.tsv", header = false, src = "column0", relation = "column1", """
+        """dst = "column2"}"""
+    )
+    prepare(tmp_path / "r.toml", tmp_path / "out", undirected=True)
+    with gnnx.open(tmp_path / "out") as dataset:
+        assert dataset.relation_names == ["is near", "likes"]
+        export(dataset, tmp_path / "e.parquet", what="edges")
+    table = pq.read_table(tmp_path / "e.parquet").to_pydict()
+    triples = list(zip(table["src"], table["relation"], table["dst"], strict=True))
+    forward = [("a", "likes", "b"), ("a", "is near", "b"), ("b", "is near", "c")]
+    assert sorted(triples) == sorted(
+        [*forward, ("c", "likes", "c"), ("b", "likes", "a"), ("c", "is near", "b")]
+    )
+    (tmp_path / "t.tsv").write_text("a\t\tb\n")
+    with pytest.raises(DataError, match=r"t\.tsv: edge 0: relation \[nan\]"):
+        prepare(tmp_path / "r.toml", tmp_path / "no")
+
+
+def test_relations_of_a_real_graph(shared_data, tmp_path):
+    recipe = Path(__file__).resolve().parents[1] / "datasets/wn18rr.toml"
+    report = prepare(recipe, tmp_path / "out", root=shared_data / "wn18rr")
+    lines = []
+    for name in ("train", "valid", "test"):
+        lines += (shared_data / f"wn18rr/{name}.txt").read_text().splitlines()
+    assert report.edges_stored == len(lines)
+    with gnnx.open(tmp_path / "out") as dataset:
+        assert len(dataset.relation_names) == 11
+        export(dataset, tmp_path / "e.parquet", what="edges")
+    table = pq.read_table(tmp_path / "e.parquet").to_pydict()
+    triples = zip(table["src"], table["relation"], table["dst"], strict=True)
+    assert sorted(triples) == sorted(tuple(line.split("\t")) for line in lines)
+
+
 def test_arrays_of_an_archive_and_graphs_in_memory(tmp_path):
     matrix = scipy.sparse.csr_matrix(np.array([[0, 2.5, 0], [0, 0, 4], [1, 0, 0]]))
     scipy.sparse.save_npz(tmp_path / "m.npz", matrix)
@@ -376,3 +415,14 @@ def test_a_plain_sampler_gives_no_values(tmp_path):
     with h05(tmp_path) as dataset:
         (block,) = NeighborSampler(dataset.graph, [-1]).sample(np.array([0]), Key(0))
         assert (block.edge_weight, block.edge_attr, block.src_strength) == (None, None, None)
+
+
+@pytest.mark.parametrize("name", ["edge_weight", "edge_attr", "edge_time"])
+def test_other_values_are_another_origin(tmp_path, name):
+    """A run that was cut short is not continued with values that have changed since."""
+    np.save(tmp_path / "v.npy", np.ones(3))
+    arguments = {"source": tmp_path / "e.npy", "root": None, name: tmp_path / "v.npy"}
+    before = origin_of(arguments)
+    assert origin_of(arguments) == before
+    np.save(tmp_path / "v.npy", np.ones(4))
+    assert origin_of(arguments) != before

@@ -65,7 +65,8 @@ def test_from_pyg(made):
     assert rows(dataset.features)[3] == [6, 7]
     assert rows(dataset.labels) == [1, 0, -1, 1]
     assert (rows(dataset.split("train")), rows(dataset.split("test"))) == ([0, 1], [3])
-    assert report.notes == ["data.edge_attr: not taken over"]
+    assert report.notes == []
+    assert "edges/node-edge-node/attr" in dataset.manifest.arrays
     with pytest.raises(DataError, match="without num_nodes, x or y"):
         gnnx.from_pyg(Data(edge_index=torch.zeros(2, 0, dtype=torch.int64)))
     with pytest.raises(DataError, match="without edge_index"):
@@ -83,7 +84,8 @@ def test_from_scipy(made, kind):
     report, edges, dataset = made(graph)
     assert sorted(edges) == [(0, 1), (1, 2), (2, 0), (2, 2)]
     assert rows(dataset.features) == features.tolist()
-    assert report.notes == ["values of the matrix: not taken over"]
+    assert report.notes == []
+    assert sorted(rows(dataset.edge_values("weight"))) == [1, 1, 1, 2]
     with pytest.raises(DataError, match=r"shape \(2, 3\)"):
         gnnx.from_scipy(scipy.sparse.coo_array(np.ones((2, 3))))
 
@@ -268,6 +270,89 @@ def test_planetoid(made, tmp_path):
 
 
 # Folders
+
+
+def graphbolt(folder, **changes):
+    """A folder of six nodes with one type, as GraphBolt lays it out."""
+    arrays = {
+        "edges": np.array([[0, 1, 2, 4, 5], [1, 2, 0, 4, 0]]),
+        "x": np.arange(12, dtype=np.float32).reshape(6, 2),
+        "w": np.array([[1.0], [2], [3], [4], [5]], np.float32),
+        "train": np.array([4, 0]),
+        "train-y": np.array([2, 1], np.int32),
+        "test": np.array([3]),
+        "test-y": np.array([0], np.int32),
+        **changes,
+    }
+    folder.mkdir(exist_ok=True)
+    for name, array in arrays.items():
+        np.save(folder / f"{name}.npy", array)
+    sets = [
+        f"""
+    {which}_set:
+      - data:
+          - {{name: seeds, format: numpy, in_memory: true, path: {which}.npy}}
+          - {{name: labels, format: numpy, in_memory: true, path: {which}-y.npy}}"""
+        for which in ("train", "test")
+    ]
+    text = f"""
+dataset_name: small
+graph:
+  nodes: [{{num: 6}}]
+  edges: [{{format: numpy, path: edges.npy}}]
+feature_data:
+  - {{domain: node, name: feat, format: numpy, path: x.npy}}
+  - {{domain: edge, name: weight, format: numpy, path: w.npy}}
+tasks:
+  - name: node_classification
+    num_classes: 3{"".join(sets)}
+  - name: link_prediction
+"""
+    (folder / "metadata.yaml").write_text(text)
+    return folder
+
+
+def test_graphbolt_of_one_type(made, tmp_path):
+    report, edges, dataset = made(graphbolt(tmp_path / "g"))
+    assert sorted(edges) == [(0, 1), (1, 2), (2, 0), (4, 4), (5, 0)]
+    assert rows(dataset.labels) == [1, -1, -1, 0, 2, -1]
+    assert (rows(dataset.split("train")), rows(dataset.split("test"))) == ([0, 4], [3])
+    assert rows(dataset.features)[5] == [10, 11]
+    assert rows(dataset.edge_values("attr")) == [[3], [5], [1], [2], [4]]
+    assert (report.num_classes, report.unlabelled) == (3, 3)
+    assert report.notes == ["metadata.yaml: task link_prediction: not read"]
+
+
+def test_graphbolt_edges_in_csv(made, tmp_path):
+    folder = graphbolt(tmp_path / "g")
+    (folder / "e.csv").write_text("0,1\n1,2\n2,0\n4,4\n5,0\n")
+    text = (folder / "metadata.yaml").read_text()
+    (folder / "metadata.yaml").write_text(
+        text.replace("format: numpy, path: edges.npy", "format: csv, path: e.csv")
+    )
+    assert sorted(made(folder)[1]) == [(0, 1), (1, 2), (2, 0), (4, 4), (5, 0)]
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"train": np.array([4, 6])}, r"train\.npy: entry 1: node 6 is outside the 6 nodes"),
+        ({"train": np.array([4, 0, 1])}, r"train\.npy: int64 \(3,\), train-y\.npy: int32 \(2,\)"),
+        ({"train-y": np.array([0.5, 1])}, r"train-y\.npy: float64"),
+        ({"x": np.ones((5, 2), np.float32)}, r"metadata\.yaml: 6 nodes, x\.npy: 5"),
+    ],
+)
+def test_graphbolt_that_contradicts_itself(made, tmp_path, changes, message):
+    with pytest.raises(DataError, match=message):
+        made(graphbolt(tmp_path / "g", **changes))
+
+
+def test_graphbolt_without_a_path(made, tmp_path):
+    folder = graphbolt(tmp_path / "g")
+    text = (folder / "metadata.yaml").read_text()
+    (folder / "metadata.yaml").write_text(text.replace("path: edges.npy", "file: edges.npy"))
+    with pytest.raises(DataError, match=r"metadata\.yaml: not as GraphBolt lays it out: KeyError"):
+        made(folder)
 
 
 def test_papers_of_igb_and_mag(made, tmp_path):

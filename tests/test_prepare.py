@@ -136,7 +136,7 @@ def test_scipy_matrix(run, raw):
     scipy.sparse.save_npz(raw / "m.npz", matrix)
     report, arrays = run("m.npz")
     assert edges_of(arrays) == [(2, 0), (0, 1), (0, 2), (1, 2)]
-    assert report.notes == ["m.npz: data: values of edges are not kept"]
+    assert report.notes == ["values of edges are not kept: give --edge-weight data"]
     scipy.sparse.save_npz(raw / "m.npz", matrix.tocsc())
     with pytest.raises(DataError, match=r"^m\.npz: format: csc is not csr"):
         run("m.npz")
@@ -422,7 +422,7 @@ def test_masks_in_an_archive(run, raw):
         ([0, 1, -2, 1], "y.npy: label -2 of node 2 is not a class from 0 to 1048575"),
         ([0, 1, 2**40, 1], "y.npy: label 1099511627776 of node 2 is not a class from 0 to 1048575"),
         ([0, 1, np.inf, 1], "y.npy: label inf of node 2 is not a class from 0 to 1048575"),
-        ([[0, 1]] * 4, "y.npy: 2 labels a node"),
+        ([[0, 3]] * 4, "y.npy: labels of node 0 are neither 0 and 1 nor all missing"),
         (["a"] * 4, "y.npy: labels are <U1"),
     ],
 )

@@ -3,6 +3,7 @@
 import gzip
 import json
 import os
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -12,9 +13,11 @@ from typer.testing import CliRunner
 
 import gnnx.prepare.build as build
 from gnnx.cli import app
-from gnnx.errors import DataError, UsageError
+from gnnx.errors import BudgetError, DataError, UsageError
 from gnnx.memory import Ledger, Tier
 from gnnx.prepare import forecast, prepare
+
+ROOT = Path(__file__).resolve().parents[1]
 
 
 def test_lines_that_are_no_edges_are_dropped_and_named(tmp_path):
@@ -226,3 +229,41 @@ def test_counts_of_real_graphs(shared_data, folder, nodes, edges):
     assert told.num_nodes == nodes
     assert told.exact
     assert edges in {None, told.num_edges}
+
+
+# Inputs that are read as a whole
+
+WHOLE = {
+    "gexf-gml/polblogs.gml": ("8MiB", ""),
+    "blogcatalog-mat/blogcatalog.mat": ("32MiB", ""),
+    "pyg-pt/inj_cora.pt.zip": ("48MiB", "--pickles"),
+    "cora-planetoid/ind.cora.graph": ("4MiB", "--pickles"),
+}
+
+
+@pytest.mark.parametrize("name", WHOLE)
+def test_what_is_read_whole_has_to_fit(shared_data, tmp_path, name):
+    memory, options = WHOLE[name]
+    source, out = shared_data / name, tmp_path / "out"
+    code, stdout, stderr = run(f"prepare {source} {out} {options} --memory {memory} --json")
+    error = json.loads(stdout)["error"]
+    assert (code, error["kind"], error["tier"]) == (4, "BudgetError", "host")
+    assert stderr[0].startswith(f"error: {source.name}: is read as a whole, which takes about ")
+    assert not out.exists()
+    enough = -(-error["smallest_bytes"] >> 20)
+    assert f"--memory {enough}MiB" in error["remedy"]
+    assert run(f"prepare {source} {out} {options} --memory {enough}MiB")[0] == 0
+
+
+def test_json_has_to_fit(tmp_path):
+    (tmp_path / "n.csv").write_text("id\na\nb\n")
+    (tmp_path / "e.csv").write_text("src,dst\na,b\n")
+    (tmp_path / "x.json").write_text('{"0": [1], "1": [0, 2]}' + " " * (5 << 20))
+    (tmp_path / "r.toml").write_text(
+        'nodes = {files = "n.csv", key = "id"}\nedges = {files = "e.csv"}\n'
+        'features = {file = "x.json"}'
+    )
+    with pytest.raises(BudgetError, match=r"^x\.json: is read as a whole, .* about 70\.0 MiB"):
+        prepare(tmp_path / "r.toml", tmp_path / "out", memory="100MiB")
+    report = prepare(tmp_path / "r.toml", tmp_path / "out", memory="200MiB")
+    assert report.num_features == 3

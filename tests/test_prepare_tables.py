@@ -272,7 +272,8 @@ def test_edges_that_name_unknown_nodes(run):
     with pytest.raises(DataError) as failure:
         run(files={"edges.csv": EDGES + "a,zoe\nzoe,yan\n"})
     assert failure.value.cause == (
-        "edges.csv: 2 of 6 edges name nodes that are not in the node table, such as 'zoe'"
+        "edges.csv: 2 of 6 edges name nodes that are not in the node table, such as 'zoe' "
+        "(edges.csv:6)"
     )
     report, dataset = run(RECIPE.replace('dst = "to"', 'dst = "to"\nunknown = "drop"'), files)
     assert (report.unknown_ends, report.edges_read, dataset.num_edges) == (3, 4, 4)

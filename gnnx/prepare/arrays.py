@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar, cast
 
 import numpy as np
 
-from gnnx.errors import DataError, ResourceError
-from gnnx.memory import Tier
+from gnnx.errors import BudgetError, DataError, ResourceError
+from gnnx.memory import Tier, format_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -98,6 +98,38 @@ class Workspace:
         scratch = Scratch(file.fileno(), self)
         self._stack.callback(scratch.release)
         return scratch
+
+    @contextlib.contextmanager
+    def whole(self, name: str, num_bytes: int, factor: int) -> Iterator[None]:
+        """Hold room for an input that its reader takes into memory as a whole.
+
+        Parameters
+        ----------
+        name
+            Of the file.
+        num_bytes
+            Of the file.
+        factor
+            Bytes in memory for each of the file's, measured with tracemalloc on real files.
+
+        Raises
+        ------
+        BudgetError
+            It is not to be expected that it fits.
+        """
+        need, free = num_bytes * factor, self.ledger.free_bytes(Tier.HOST)
+        if free is not None and need > free:
+            smallest = self.ledger.held_bytes(Tier.HOST) + need
+            raise BudgetError(
+                f"{name}: is read as a whole, which takes about {format_bytes(need)}; "
+                f"{format_bytes(free)} of the memory are left",
+                f"Give --memory {-(-smallest >> 20)}MiB or more, or convert it to .npy or Parquet.",
+                tier=Tier.HOST.value,
+                shortfall_bytes=need - free,
+                smallest_bytes=smallest,
+            )
+        with self.ledger.reserve(need, Tier.HOST, "input"):
+            yield
 
     def empty(self, shape: int | tuple[int, ...], dtype: DTypeLike, owner: str) -> NDArray[Any]:
         """Buffer in host memory."""

@@ -27,6 +27,7 @@ from gnnx.prepare.sources import Reader
 from gnnx.prepare.splits import NAMES, Shares, Splits
 from gnnx.prepare.text import TextFormat
 from gnnx.prepare.typed import TypedReport, has_types, prepare_typed, refuse_for_types
+from gnnx.prepare.values import FOLDER as EDGES
 from gnnx.prepare.values import NAMES as VALUES
 from gnnx.prepare.values import write_edge_values
 from gnnx.store import DatasetWriter
@@ -247,6 +248,8 @@ def prepare(  # noqa: PLR0913 - each argument is an option of the verb
             return dataclasses.asdict(report)
 
         def write_values() -> dict[str, Any]:
+            for name, array in found.edge_arrays.items():
+                array.write(writer.array(f"{EDGES}/{name}", array.shape, array.dtype.name))
             write_edge_values(
                 found.values, edges, report.num_nodes, rules, workspace, writer, progress
             )

@@ -19,11 +19,14 @@ from gnnx.prepare.splits import NAMES
 from gnnx.prepare.tables import Tables, literal, quoted
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from numpy.typing import NDArray
 
     from gnnx.prepare.arrays import Array
     from gnnx.prepare.recipe import FeatureFile, NodeTable
 
+_JSON_FACTOR = 14  # bytes in memory for one of the file: its objects, and the rows made of them
 _SPLIT_WORDS = {"train": "train", "val": "val", "valid": "val", "validation": "val", "test": "test"}
 
 
@@ -293,13 +296,19 @@ class NodeColumns:
         ------
         DataError
             It is not such a file, or names an unknown node.
+        BudgetError
+            It does not fit the memory.
         """
         (path,) = self._tables.matches(given.file)
+        with self._tables.workspace.whole(path.name, path.stat().st_size, _JSON_FACTOR):
+            return self._json_rows(path, given.by, num_nodes)
+
+    def _json_rows(self, path: Path, by: str, num_nodes: int) -> SparseRows:
         try:
             lists = json.loads(path.read_bytes())
         except ValueError as error:
             raise DataError(f"{path.name}: not JSON: {error}", "Correct the file.") from None
-        ids = self._rows_of(list(lists), given.by, path.name, num_nodes)
+        ids = self._rows_of(list(lists), by, path.name, num_nodes)
         rows: list[list[int]] = [[]] * num_nodes
         for node, columns in zip(ids, lists.values(), strict=True):
             if not all(type(column) is int and column >= 0 for column in columns):

@@ -5,6 +5,7 @@ Letters: N nodes.
 
 from __future__ import annotations
 
+import zipfile
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -15,7 +16,7 @@ from gnnx.interop.tables import SparseTable
 from gnnx.prepare.arrays import check_plain
 from gnnx.prepare.edges import PairEdges
 from gnnx.prepare.keyed import read_tables
-from gnnx.prepare.layouts import csv_dataset, read_papers, refuse_typed
+from gnnx.prepare.layouts import csv_dataset, graphbolt, read_papers
 from gnnx.prepare.matrix_market import MatrixEdges
 from gnnx.prepare.pickles import read_planetoid, read_pt
 from gnnx.prepare.sources import Reader, Source
@@ -34,6 +35,8 @@ if TYPE_CHECKING:
 
 _NETWORKX = {".gml": "read_gml", ".graphml": "read_graphml", ".gexf": "read_gexf"}
 _PACKED = (".zip", ".tgz", ".tar", ".tar.gz", ".tar.xz", ".tar.bz2")
+_FACTORS = {".gml": 13, ".graphml": 29, ".gexf": 29, ".mat": 40, ".pt": 4, "ind.": 8}
+"""Bytes in memory for one of the file, unpacked; .mat may be packed within."""
 _MATRICES = ("network", "net", "adj", "A")
 
 
@@ -93,8 +96,10 @@ class Inputs:
             edges = MatrixEdges(self._workspace, path, self._progress)
             found = Source(edges, num_nodes=[(path.name, edges.num_nodes)])
         else:
-            graph = self._whole(path)
-            found = None if graph is None else self.in_memory(graph)
+            with self._workspace.whole(path.name, *_size_in_memory(path)):
+                graph = self._whole(path)
+                found = None if graph is None else self.in_memory(graph)
+                del graph
         return found or self._reader.source(path, layout, split_name)
 
     def _folder(self, path: Path) -> Source | None:
@@ -104,8 +109,7 @@ class Inputs:
         recipe = csv_dataset(path)
         if recipe is not None:
             return self.recipe(recipe, path)
-        refuse_typed(path)
-        return None
+        return graphbolt(path, self._reader, self._workspace)
 
     def _whole(self, path: Path) -> InMemoryGraph | None:
         """Read a file of a kind that is read into memory as a whole."""
@@ -168,6 +172,19 @@ class Inputs:
         scratch = self._workspace.scratch()
         scratch.append(np.ascontiguousarray(values))
         return scratch.array(where, values.shape, values.dtype)
+
+
+def _size_in_memory(path: Path) -> tuple[int, int]:
+    """Bytes of a file that is read as a whole, unpacked, and how many each takes in memory."""
+    if not path.is_file():
+        return 0, 0
+    if path.name.startswith("ind."):
+        parts = path.parent.glob(f"{path.stem}.*")
+        return sum(part.stat().st_size for part in parts), _FACTORS["ind."]
+    if path.name.endswith((".pt", ".pt.zip")) and zipfile.is_zipfile(path):
+        with zipfile.ZipFile(path) as archive:
+            return sum(info.file_size for info in archive.infolist()), _FACTORS[".pt"]
+    return path.stat().st_size, _FACTORS.get(path.suffix, 0)
 
 
 def _networkx(path: Path) -> InMemoryGraph:

@@ -72,6 +72,7 @@ def read_tables(
         scan, src, dst = keys.ends_of(edges, numbered=nodes is not None)
         if nodes is None:
             keys.number_edges([f"SELECT {end} AS key FROM {scan}" for end in (src, dst)])
+        relations = keys.relation_names(edges)
         carried = keys.values_of(edges)
         pairs, unknown, values = keys.edges(scan, src, dst, where, carried, ordered=bool(carried))
         places = keys.unknown_rows(edges, src, dst, EXAMPLES) if unknown else []
@@ -84,6 +85,7 @@ def read_tables(
             )
         found = Source(PairEdges(pairs, "pairs"), unknown_ends=unknown, unknown_at=places)
         found.values = {name: ArrayRows(array) for name, array in values.items()}
+        found.edge_arrays = relations
         num_nodes = keys.num_nodes
         found.num_nodes.append((where if nodes is None else nodes.files[0], num_nodes))
         if keyed:

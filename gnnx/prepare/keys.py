@@ -251,11 +251,11 @@ class NodeKeys:
         Returns
         -------
         dict of str to tuple
-            Expressions, those of ``weight``, ``attr`` and ``time`` as far as there are any.
+            Expressions of ``weight``, ``attr``, ``time`` and ``relation``, where there are any.
         """
         columns = self._tables.columns(self._tables.scan(table, "edges"))
         named = {"weight": (table.weight,), "attr": table.attr, "time": (table.time,)}
-        return {
+        found = {
             kind: tuple(
                 self._tables.column(columns, name, table, f"edges.{kind}")
                 for name in names
@@ -264,6 +264,37 @@ class NodeKeys:
             for kind, names in named.items()
             if any(names)
         }
+        if table.relation is not None:
+            column = self._tables.column(columns, table.relation, table, "edges.relation")
+            found["relation"] = (
+                f"(SELECT id FROM relation WHERE relation.name = {column}::VARCHAR)",
+            )
+        return found
+
+    def relation_names(self, table: EdgeTable) -> dict[str, Array]:
+        """Give the relations of an edge table numbers, in ascending order of their names.
+
+        Parameters
+        ----------
+        table
+            Which may name a column of them.
+
+        Returns
+        -------
+        dict of str to Array
+            ``relation_offsets`` and ``relation_bytes`` of the names; nothing without such a column.
+        """
+        if table.relation is None:
+            return {}
+        scan = self._tables.scan(table, "edges")
+        columns = self._tables.columns(scan)
+        column = self._tables.column(columns, table.relation, table, "edges.relation")
+        self._tables.run(
+            "CREATE TABLE relation AS SELECT name, row_number() OVER (ORDER BY name) - 1 AS id "
+            f"FROM (SELECT DISTINCT {column}::VARCHAR AS name FROM {scan}) WHERE name IS NOT NULL"
+        )
+        names = self._tables.stream("SELECT name FROM relation ORDER BY id", "relations")
+        return self._tables.strings("relation", names)
 
     def ends_of(self, table: EdgeTable, *, numbered: bool) -> tuple[str, str, str]:
         """Write SQL of an edge table and of the keys of its ends; `numbered` where nodes are."""

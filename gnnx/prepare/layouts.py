@@ -7,11 +7,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from gnnx.errors import DataError, UsageError
 from gnnx.prepare.arrays import open_npy
 from gnnx.prepare.edges import PairEdges
 from gnnx.prepare.recipe import EdgeTable, NodeTable, Recipe
-from gnnx.prepare.sources import Source
+from gnnx.prepare.sources import Reader, Source
+from gnnx.prepare.text import outside
+from gnnx.prepare.values import ArrayRows
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -112,28 +116,112 @@ def csv_dataset(folder: Path) -> Recipe | None:
     )
 
 
-def refuse_typed(folder: Path) -> None:
-    """Say of a GraphBolt folder what keeps it from being read, where it is one.
+def graphbolt(folder: Path, reader: Reader, workspace: Workspace) -> Source | None:
+    """Read a folder of DGL's GraphBolt whose graph has one node type and one edge type.
 
     Parameters
     ----------
     folder
-        Perhaps with `metadata.yaml` in it.
+        With `metadata.yaml` in it.
+    reader
+        Reads tables.
+    workspace
+        Takes labels.
+
+    Returns
+    -------
+    Source or None
+        None where it is no such folder. Labels are those of the seeds of its first task; its other
+        tasks and features are noted.
 
     Raises
     ------
     DataError
-        It is one: its graph has several types.
+        Its graph has several types, or it contradicts itself.
     """
-    meta: dict[str, Any] | None = load_yaml(folder / "metadata.yaml")
+    meta = load_yaml(folder / "metadata.yaml")
     if meta is None:
-        return
+        return None
+    where = folder / "metadata.yaml"
     graph = meta.get("graph", {})
-    kinds = [len(graph.get(name, [])) for name in ("nodes", "edges")]
-    raise DataError(
-        f"{folder / 'metadata.yaml'}: {kinds[0]} node types and {kinds[1]} edge types",
-        "Graphs of one type can be read, from a recipe or arrays.",
-    )
+    nodes, edges = graph.get("nodes", []), graph.get("edges", [])
+    if len(nodes) != 1 or len(edges) != 1:
+        raise DataError(
+            f"{where}: {len(nodes)} node types and {len(edges)} edge types",
+            "Graphs of one type can be read, from a recipe or arrays.",
+        )
+    try:
+        path = folder / edges[0]["path"]
+        if edges[0].get("format") == "numpy":
+            found = Source(PairEdges(open_npy(workspace, path), "rows"))
+        else:
+            found = reader.source(path, None, None)
+        num_nodes = int(nodes[0]["num"])
+        found.num_nodes.append((where.name, num_nodes))
+        for data in meta.get("feature_data") or []:
+            _take_features(folder, data, found, reader)
+        tasks = meta.get("tasks") or []
+        found.notes += [f"{where.name}: task {t.get('name')}: not read" for t in tasks[1:]]
+        if tasks:
+            _take_task(folder, tasks[0], num_nodes, found, workspace)
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise DataError(
+            f"{where}: not as GraphBolt lays it out: {type(error).__name__}: {error}",
+            "Correct the file.",
+        ) from None
+    return found
+
+
+def _take_features(folder: Path, data: dict[str, Any], found: Source, reader: Reader) -> None:
+    name, path = data.get("name"), folder / data["path"]
+    if data.get("format") != "numpy":
+        raise DataError(f"{path.name}: format {data.get('format')}", "Save it with numpy.save.")
+    if data.get("domain") == "edge":
+        found.values["attr"] = ArrayRows(reader.rows(path, np.float32))
+    elif found.features is None:
+        found.features = reader.rows(path, np.float32)
+    else:
+        found.notes.append(f"{name}: not read: features are {found.features.where}")
+
+
+def _take_task(
+    folder: Path, task: dict[str, Any], num_nodes: int, found: Source, workspace: Workspace
+) -> None:
+    """Read the seeds of each set as a split, and put their labels where the nodes are."""
+    labels = workspace.empty(num_nodes, np.int64, "labels")
+    labels[:] = -1
+    some = False
+    for split, name in (("train", "train_set"), ("val", "validation_set"), ("test", "test_set")):
+        parts = {part["name"]: part for each in task.get(name) or [] for part in each["data"]}
+        if "seeds" not in parts:
+            continue
+        seeds = found.splits[split] = open_npy(workspace, folder / parts["seeds"]["path"])
+        if "labels" not in parts:
+            continue
+        values = open_npy(workspace, folder / parts["labels"]["path"])
+        kinds = seeds.dtype.kind + values.dtype.kind
+        if len(values) != len(seeds) or values.width * seeds.width != 1 or set(kinds) - set("iu"):
+            raise DataError(
+                f"{seeds.where}: {seeds.dtype} {seeds.shape}, {values.where}: {values.dtype} "
+                f"{values.shape}",
+                "Give one node, and one class, in each row.",
+            )
+        some = True
+        rows = workspace.rows_of(8)
+        ids, known = (workspace.empty(rows, np.int64, "labels") for _ in range(2))
+        for begin in range(0, len(seeds), rows):
+            count = min(rows, len(seeds) - begin)
+            seeds.read_into(ids[:count], begin)
+            values.read_into(known[:count], begin)
+            wrong = np.flatnonzero((ids[:count] < 0) | (ids[:count] >= num_nodes))
+            if len(wrong):
+                where = f"{seeds.where}: entry {begin + wrong[0]}"
+                raise outside(where, int(ids[wrong[0]]), num_nodes)
+            labels[ids[:count]] = known[:count]
+    if some:
+        scratch = workspace.scratch()
+        scratch.append(labels)
+        found.labels = scratch.array("metadata.yaml: labels", labels.shape, labels.dtype)
 
 
 def load_yaml(path: Path) -> dict[str, Any] | None:

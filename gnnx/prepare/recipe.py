@@ -77,6 +77,8 @@ class EdgeTable(Table):
     """Columns of features of the edge, side by side."""
     time: str | None = None
     """Column of whole numbers."""
+    relation: str | None = None
+    """Column of names of what an edge says, which are numbered in ascending order."""
     unknown: Literal["refuse", "drop"] = "refuse"
     """What becomes of edges that name a node that the node table lacks."""
 

@@ -49,7 +49,9 @@ class Source:
     arrays: dict[str, Array] = dataclasses.field(default_factory=dict)
     """What else is kept of the nodes, by name: their keys, the names of their classes."""
     values: dict[str, EdgeRows] = dataclasses.field(default_factory=dict)
-    """What edges carry, in their order: ``weight``, ``attr``, ``time``."""
+    """What edges carry, in their order: ``weight``, ``attr``, ``time``, ``relation``."""
+    edge_arrays: dict[str, Array] = dataclasses.field(default_factory=dict)
+    """What else is kept of the edges, by name: the names of their relations."""
     offered: str | None = None
     """Array of values that edges carry, if they are asked for by name."""
     unknown_ends: int = 0

@@ -13,7 +13,7 @@ from gnnx.errors import DataError, UsageError
 from gnnx.memory import Budget, Ledger, format_bytes
 from gnnx.store.engine import ReadEngine
 from gnnx.store.features import ConstantFeatures, DiskFeatures
-from gnnx.store.keys import Keys, class_names, open_keys
+from gnnx.store.keys import Keys, class_names, open_keys, relation_names
 from gnnx.store.manifest import HEADER_BYTES, ArrayEntry, Manifest, edges_folder
 from gnnx.store.topology import GraphStore
 
@@ -209,8 +209,8 @@ class Dataset:
         Parameters
         ----------
         name
-            ``"weight"``, rows (); ``"attr"``, rows (F,); ``"time"``, rows (). ``"strength"`` has a
-            row a node: the sum of the weights of its in-edges.
+            ``"weight"``, ``"time"`` or ``"relation"``, rows (); ``"attr"``, rows (F,).
+            ``"strength"`` has a row a node: the sum of the weights of its in-edges.
 
         Returns
         -------
@@ -219,6 +219,11 @@ class Dataset:
         """
         full = f"{edges_folder(self._edge_type())}/{name}"
         return self.array(full) if full in self.manifest.arrays else None
+
+    @property
+    def relation_names(self) -> list[str] | None:
+        """Names of the relations of edges, by number; None where they have none."""
+        return relation_names(self.path, self.manifest, edges_folder(self._edge_type()))
 
     @property
     def features(self) -> DiskFeatures:

@@ -181,6 +181,14 @@ def class_names(folder: Path, manifest: Manifest, node_type: str) -> list[str] |
     return names.of(np.arange(len(names)))
 
 
+def relation_names(folder: Path, manifest: Manifest, edges: str) -> list[str] | None:
+    """Names of the relations of edges in a folder of the dataset, by number, where it has them."""
+    if f"{edges}/relation_offsets" not in manifest.arrays:
+        return None
+    names = _text(folder, manifest, f"{edges}/relation", None)
+    return names.of(np.arange(len(names)))
+
+
 def _text(
     folder: Path, manifest: Manifest, stem: str, order: NDArray[np.int64] | None
 ) -> _TextKeys:

@@ -30,7 +30,8 @@ if TYPE_CHECKING:
     from gnnx.threads import Progress
 
 NAMES = ("weight", "attr", "time")
-_FOLDER = "edges/node-edge-node"
+"""That options may name; a recipe may name ``relation`` as well."""
+FOLDER = "edges/node-edge-node"
 _GRAIN = 1 << 12  # rows
 _ATTR = {
     "float64": "float32",
@@ -39,7 +40,14 @@ _ATTR = {
     "uint32": "int64",
     **{name: name for name in ("float32", "float16", "int8", "uint8", "int16", "int32", "int64")},
 }
-_MERGED = {"weight": _kernels.ADD, "attr": _kernels.ADD, "time": _kernels.LEAST}
+_MERGED = {
+    "weight": _kernels.ADD,
+    "attr": _kernels.ADD,
+    "time": _kernels.LEAST,
+    "relation": _kernels.LEAST,
+}
+_DTYPES = {"weight": "float32", "time": "int64", "relation": "int32"}
+_FILLS = {"weight": 1.0, "relation": -1.0}
 
 
 class EdgeRows(Protocol):
@@ -123,12 +131,15 @@ def write_edge_values(
     writer: DatasetWriter,
     progress: Progress | None = None,
 ) -> None:
-    """Write `weight` (E,) float32, `attr` (E, F) and `time` (E,) int64, and `strength` (N,).
+    """Write `weight` (E,) float32, `attr` (E, F), `time` (E,) int64, `relation` (E,) int32.
+
+    With weights there is `strength` (N,) float32 as well, the sums of the rows.
 
     A reverse edge that is added carries the values of the edge it is the reverse of, the first
-    where there are several; a loop that is added has weight 1 and zeros. Parallel edges that are
+    where there are several; a loop that is added has weight 1, relation -1 and
+    zeros. Parallel edges that are
     dropped leave the values of the first; those that are summed the sum of weights and features,
-    and the earliest time.
+    and the earliest time and the least relation.
 
     Parameters
     ----------
@@ -190,9 +201,9 @@ class EdgeValueWriter:
             )
         if stored == "float16" and self._rules.duplicates == "sum":
             stored = "float32"
-        dtype = {"weight": "float32", "time": "int64"}.get(name, stored)
+        dtype = _DTYPES.get(name, stored)
         none = np.empty((0, width), dtype)
-        return _Value(rows, dtype, width, float(name == "weight"), _MERGED[name], none)
+        return _Value(rows, dtype, width, _FILLS.get(name, 0.0), _MERGED[name], none)
 
     def write(self, writer: DatasetWriter) -> None:
         """Write all values.
@@ -204,7 +215,7 @@ class EdgeValueWriter:
         """
         outs = {
             name: writer.array(
-                f"{_FOLDER}/{name}",
+                f"{FOLDER}/{name}",
                 (None, value.width) if name == "attr" else (None,),
                 value.dtype,
             )
@@ -212,7 +223,7 @@ class EdgeValueWriter:
         }
         strength = None
         if "weight" in outs:
-            strength = writer.array(f"{_FOLDER}/strength", (self._num_nodes,), "float32")
+            strength = writer.array(f"{FOLDER}/strength", (self._num_nodes,), "float32")
         counts = self._counts()
         begin = 0
         while begin < self._num_nodes:
