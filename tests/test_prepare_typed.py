@@ -107,6 +107,21 @@ def test_a_recipe_with_several_tables(folder):
         assert dataset.manifest.report["paper-cites-paper: self_loops"] == 1
     assert report.nodes["venue"] == {"num_nodes": 3, "num_features": 5}
     assert report.edges["paper-in-venue"] == {"edges_stored": 3, "edges_read": 3}
+    assert report.problems == {}
+
+
+def test_strict_refuses_problems_of_any_type(folder):
+    (folder / "in.csv").write_text("src,dst\n10,2\n10,2\n30,2\n")
+    report = prepare(folder / "graph.toml", folder / "out", memory="256MiB")
+    assert report.problems == {"paper-in-venue: duplicates": "1 parallel edges"}
+    with pytest.raises(DataError, match=r"graph\.toml: paper-in-venue: 1 parallel edges"):
+        prepare(folder / "graph.toml", folder / "strict", memory="256MiB", strict=True)
+    assert not (folder / "strict").exists()
+    words = ["prepare", str(folder / "graph.toml"), str(folder / "dry"), "--dry-run", "--json"]
+    result = CliRunner().invoke(app, words)
+    assert result.exit_code == 2
+    cause = json.loads(result.stdout)["error"]["cause"]
+    assert cause == "graph.toml: a typed graph, which --dry-run cannot forecast"
 
 
 def test_the_bytes_do_not_depend_on_the_memory(folder):

@@ -188,7 +188,6 @@ def prepare(  # noqa: PLR0913 - each argument is an option of the verb
             edge_weight=edge_weight,
             edge_attr=edge_attr,
             edge_time=edge_time,
-            strict=strict or None,
             bad_lines=None if bad_lines == "refuse" else bad_lines,
         )
         _check(dataclasses.asdict(given) | {"bad_lines": bad_lines})
@@ -199,6 +198,7 @@ def prepare(  # noqa: PLR0913 - each argument is an option of the verb
             dataclasses.replace(given, split=None) if by_name else given,
             root=None if root is None else Path(root),
             split_name=split if by_name else None,
+            strict=strict,
             memory=memory,
             overwrite=overwrite,
             progress=progress,

@@ -11,8 +11,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from gnnx import threads
+from gnnx.errors import UsageError
 from gnnx.memory import Budget, Tier
 from gnnx.prepare.counting import Counts, count, count_rows
+from gnnx.prepare.typed import has_types
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -121,6 +123,11 @@ def forecast(
     UsageError
         An input whose counts are not known before it has been read.
     """
+    if has_types(source):
+        raise UsageError(
+            f"{Path(source).name}: a typed graph, which --dry-run cannot forecast",
+            "Leave out --dry-run.",
+        )
     counts = count(Path(source))
     if features is not None:
         counts.features, num_bytes, exact = count_rows(Path(features))

@@ -16,7 +16,7 @@ from gnnx.errors import DataError, UsageError
 from gnnx.memory import Budget, Ledger
 from gnnx.prepare.arrays import Workspace
 from gnnx.prepare.csr import CsrBuilder, EdgeRules
-from gnnx.prepare.nodes import Labels, write_features, write_labels
+from gnnx.prepare.nodes import labels_of, write_features, write_labels
 from gnnx.prepare.report import Report
 from gnnx.prepare.splits import Shares, Splits
 from gnnx.prepare.text import outside
@@ -47,8 +47,40 @@ class TypedReport:
     """By node type."""
     edges: dict[str, dict[str, int]] = dataclasses.field(default_factory=dict)
     """By edge type."""
+    problems: dict[str, str] = dataclasses.field(default_factory=dict)
+    """What may be wrong with the data, by type and name of the count: what ``strict`` refuses."""
     notes: list[str] = dataclasses.field(default_factory=list)
     """What was read otherwise than it stands in the input."""
+
+    def take(self, kind: str, where: str, report: Report, *, duplicates_kept: bool) -> None:
+        """Take over what was found of a type.
+
+        Parameters
+        ----------
+        kind
+            Of nodes or edges.
+        where
+            ``"nodes"`` or ``"edges"``.
+        report
+            Of the type.
+        duplicates_kept
+            Whether parallel edges are stored.
+        """
+        report.judge(kind, duplicates_kept=duplicates_kept, strict=False)
+        told = {name: value for name, value in report.counts().items() if value}
+        getattr(self, where)[kind] = told
+        self.problems |= {f"{kind}: {name}": text for name, text in report.problems.items()}
+        self.notes += report.notes
+
+    def refuse(self, where: str) -> None:
+        """Refuse data with problems, if there are any."""
+        if self.problems:
+            found = ", ".join(f"{kind}: {text}" for kind, text in self._texts())
+            raise DataError(f"{where}: {found}", "Mend the data, or leave out --strict.")
+
+    def _texts(self) -> Iterator[tuple[str, str]]:
+        for name, text in self.problems.items():
+            yield name.rpartition(": ")[0], text
 
     def counts(self) -> dict[str, int]:
         """All numbers, by type and name."""
@@ -74,20 +106,22 @@ def has_types(source: object) -> bool:
         True for a recipe with [[nodes]], a raw folder of OGB with relations, and a GraphBolt folder
         with several types.
     """
-    if not isinstance(source, Path):
+    if not isinstance(source, Path | str):
         return False
+    source = Path(source)
     if source.suffix == ".toml":
         return is_typed(source)
     return (source / "raw" / "relations").is_dir() or read_graphbolt(source) is not None
 
 
-def prepare_typed(
+def prepare_typed(  # noqa: PLR0913 - each argument is an option of the verb
     source: Path,
     out: Path,
     options: Options,
     *,
     root: Path | None = None,
     split_name: str | None = None,
+    strict: bool = False,
     memory: str | int | None = None,
     overwrite: bool = False,
     progress: Progress | None = None,
@@ -108,6 +142,8 @@ def prepare_typed(
         Folder in which the files of a recipe are; the recipe's own by default.
     split_name
         Of an OGB folder with several splits.
+    strict
+        Refuse data with problems.
     memory
         Bytes of host memory.
     overwrite
@@ -153,10 +189,11 @@ def prepare_typed(
         for edge_type, (edges, reverse) in sorted(found.edges.items()):
             # rows of a matrix as wide as it is long, of which those of the destinations are written
             stream = edges.load(max(counts[edge_type[0]], counts[edge_type[2]]))
+            unknown = found.unknown_ends.get(edge_type, 0)
             for each in _directions(edge_type, stream, reverse, options):
-                each.write(counts, options, workspace, writer, report, progress)
-        for edge_type, unknown in found.unknown_ends.items():
-            report.edges["-".join(edge_type)]["unknown_ends"] = unknown
+                each.write(counts, options, workspace, writer, report, progress, unknown)
+        if strict:
+            report.refuse(source.name)
         writer.report(report.counts())
     return report
 
@@ -171,8 +208,9 @@ def _write_nodes(
     progress: Progress | None,
 ) -> None:
     """Write all that is known of the nodes of a type."""
-    nodes, report, place = found.nodes[name], Report(), _Place(writer, f"nodes/{name}")
+    nodes, place = found.nodes[name], _Place(writer, f"nodes/{name}")
     count = len(nodes)
+    report = Report(num_nodes=count)
     for where, rows in (("features", nodes.features), ("labels", nodes.labels)):
         if rows is not None and len(rows) != count:
             raise DataError(
@@ -183,7 +221,7 @@ def _write_nodes(
         array.write(place.array(f"nodes/node/{key}", array.shape, array.dtype.name))
     if nodes.features is not None:
         write_features(nodes.features, place, workspace, options.nonfinite, report, progress)
-    known = None if nodes.labels is None else Labels(nodes.labels, workspace)
+    known = None if nodes.labels is None else labels_of(nodes.labels, workspace)
     if known is not None or nodes.splits:
         splits = Splits(count, workspace)
         if known is not None:
@@ -196,9 +234,7 @@ def _write_nodes(
             place, has_labels=known is not None, unlabeled=options.unlabeled, report=report
         )
     writer.nodes(name, count, num_classes=report.num_classes)
-    told = {key: value for key, value in report.counts().items() if value}
-    total.nodes[name] = {"num_nodes": count, **told}
-    total.notes += report.notes
+    total.take(name, "nodes", report, duplicates_kept=True)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -218,8 +254,9 @@ class _Direction:
         writer: DatasetWriter,
         total: TypedReport,
         progress: Progress | None,
+        unknown_ends: int = 0,
     ) -> None:
-        (src, _, dst), report = self.edge_type, Report()
+        (src, _, dst), report = self.edge_type, Report(unknown_ends=unknown_ends)
         num_src, num_dst = node_counts[src], node_counts[dst]
         one_type = src == dst
         ends = (num_dst, num_src) if self.turned else (num_src, num_dst)
@@ -241,8 +278,8 @@ class _Direction:
         report.isolated = 0  # of one edge type it says little
         if not one_type:
             report.self_loops = 0
-        told = {key: value for key, value in report.counts().items() if value}
-        total.edges["-".join(self.edge_type)] = {"edges_stored": report.edges_stored} | told
+        kept = options.duplicates == "keep"
+        total.take("-".join(self.edge_type), "edges", report, duplicates_kept=kept)
 
 
 def _directions(
@@ -358,5 +395,5 @@ def refuse_for_types(**given: object) -> None:
         if value is not None:
             raise UsageError(
                 f"--{name.replace('_', '-')} has no meaning for a typed graph: of which type?",
-                "Name the files of each type in a recipe.",
+                "Leave it out; the files of each type are named in a recipe.",
             )
