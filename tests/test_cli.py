@@ -21,7 +21,7 @@ import gnnx
 from gnnx.cli import app, frame, progress
 from gnnx.errors import BudgetError, DataError, ResourceError, RunError, UsageError
 
-VERBS = [*("synth", "prepare", "partition", "info", "verify", "train", "infer", "export", "doctor")]
+VERBS = "synth prepare partition info verify plan train infer export doctor".split()
 CONTROL = re.compile(r"[\x00-\x09\x0b-\x1f\x7f]")
 runner = CliRunner()
 
@@ -92,6 +92,13 @@ def test_options_are_frozen():
         )
         for name, command in typer.main.get_command(app).commands.items()
     }
+    training = (
+        "--model --bases --edge-weight --aggr --heads --fanouts --sampler --clusters-per-batch"
+        " --layers --hidden --dropout --batch-size --epochs --lr --weight-decay --optimizer"
+        " --schedule --class-weights --bf16 --eval-every --metric --patience"
+        " --checkpoint --checkpoint-every --resume --memory --device-memory --threads --device"
+        " --seed --log --log-dir --trace"
+    )
     assert found == {
         "synth": "--nodes --edges --features --classes --split --seed --memory --threads"
         " --overwrite --quiet --json",
@@ -104,11 +111,8 @@ def test_options_are_frozen():
         " --threads --overwrite --quiet --json",
         "info": "--json",
         "verify": "--threads --quiet --json",
-        "train": "--model --bases --edge-weight --aggr --heads --fanouts"
-        " --sampler --clusters-per-batch --layers --hidden --dropout"
-        " --batch-size --epochs --lr --weight-decay --optimizer --schedule --class-weights --bf16"
-        " --eval-every --patience --checkpoint --checkpoint-every --resume"
-        " --memory --device-memory --threads --device --seed --quiet --json",
+        "plan": f"{training} --quiet --json",
+        "train": f"{training} --dry-run --quiet --json",
         "infer": "--checkpoint --out --memory --device-memory --threads --device --quiet --json",
         "export": "--what --rows --memory --json",
         "doctor": "--json",
