@@ -21,7 +21,18 @@ import gnnx
 from gnnx.cli import app, frame, progress
 from gnnx.errors import BudgetError, DataError, ResourceError, RunError, UsageError
 
-VERBS = "synth prepare partition info verify plan train infer export doctor".split()
+VERBS = [
+    "synth",
+    "prepare",
+    "partition",
+    "info",
+    "verify",
+    "plan",
+    "train",
+    "infer",
+    "export",
+    "doctor",
+]
 CONTROL = re.compile(r"[\x00-\x09\x0b-\x1f\x7f]")
 runner = CliRunner()
 
