@@ -135,7 +135,7 @@ def prepare_typed(
         options = recipe.options.overridden(options)
     with (
         DatasetWriter(out, overwrite=overwrite, ledger=ledger) as writer,
-        Workspace(out.absolute().parent, ledger) as workspace,
+        Workspace(writer.partial.absolute(), ledger) as workspace,
     ):
         if recipe is not None:
             folder = source.absolute().parent if root is None else root
