@@ -338,6 +338,9 @@ def test_an_output_that_finds_no_room_is_named_and_leaves_nothing(graph, tmp_pat
     run("train", graph, *TRAIN, "--checkpoint", tmp_path / "run")
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     outs = [tmp_path / name for name in ("out.npy", "out.csv", "out.parquet")]
+    for out in outs:  # kernels are compiled, and kept, without the limit
+        run("infer", graph, "--checkpoint", tmp_path / "run", "--out", out)
+        out.unlink()
     resource.setrlimit(resource.RLIMIT_FSIZE, (200, hard))  # Python makes an error of the signal
     try:
         for out in outs:
@@ -368,6 +371,23 @@ def test_export_of_rows_that_are_none(graph, tmp_path, content):
     error = run(*words, code=3)["error"]
     assert "rows.npy" in error["cause"]
     assert list(tmp_path.iterdir()) == [rows]
+
+
+@pytest.mark.parametrize("bad", [1 << 24, -5, 200])
+def test_a_source_that_is_no_node_is_an_error_not_a_wait(tmp_path, bad):
+    """One node more than there are: a table of all nodes cannot grow for it."""
+    folder = write_graph(tmp_path / "graph")
+    run("train", folder, *TRAIN, "--checkpoint", tmp_path / "run")
+    with (folder / "edges/node-edge-node/indices.npy").open("r+b") as file:
+        file.seek(4096 + 4 * 599)
+        file.write(np.int32(bad).tobytes())
+    for verb in (
+        ["infer", folder, "--checkpoint", tmp_path / "run", "--out", tmp_path / "out.npy"],
+        ["train", folder, *TRAIN, "--fanouts=-1,-1", "--batch-size", "200"],
+    ):
+        error = run(*verb, code=3)["error"]
+        assert str(bad) in error["cause"]
+        assert "gnnx verify" in error["remedy"]
 
 
 def test_damaged_keys_are_named(tmp_path):

@@ -171,7 +171,7 @@ def prepare_typed(  # noqa: PLR0913 - each argument is an option of the verb
         options = recipe.options.overridden(options)
     with (
         DatasetWriter(out, overwrite=overwrite, ledger=ledger) as writer,
-        Workspace(out.absolute().parent, ledger) as workspace,
+        Workspace(writer.partial.absolute(), ledger) as workspace,
     ):
         if recipe is not None:
             folder = source.absolute().parent if root is None else root
