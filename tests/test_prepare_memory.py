@@ -9,6 +9,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from gnnx.errors import BudgetError
+from gnnx.partition import partition
+from gnnx.prepare import prepare, synth
+
 SCRIPT = """
 import json, sys
 from gnnx.memory import Ledger, Tier, peak_rss_bytes, rss_bytes
@@ -82,3 +86,36 @@ def test_resident_bytes_stay_in_the_budget(tmp_path, verb, mebibytes):
     assert sizes["peak"] <= mebibytes << 20
     # 2 MiB: what Python's own objects and a gzip stream take
     assert sizes["growth"] <= 1.05 * (mebibytes << 20) + (2 << 20)
+
+
+def test_a_budget_that_is_refused_is_told_one_that_works(tmp_path):
+    """Of every verb that writes a dataset; tables say what DuckDB takes."""
+    rng, made = np.random.default_rng(0), tmp_path / "made"
+    ends = rng.integers(0, 20_000, (200_000, 2))
+    np.savetxt(tmp_path / "edges.txt", ends, "%d")
+    np.save(tmp_path / "edges.npy", ends)
+    np.save(tmp_path / "x.npy", rng.random((20_000, 64)))
+    (tmp_path / "typed.toml").write_text(
+        '[[nodes]]\ntype = "a"\ncount = 20000\n[[edges]]\nsrc_type = "a"\nrelation = "to"\n'
+        'dst_type = "a"\nfiles = "pairs.csv"\nsrc = "u"\ndst = "v"\n'
+    )
+    np.savetxt(tmp_path / "pairs.csv", ends, "%d", ",", header="u,v", comments="")
+    synth(made, num_nodes=20_000, num_edges=200_000, num_features=8, num_classes=2)
+    works = {
+        "synth": lambda **options: synth(
+            num_nodes=20_000, num_edges=200_000, num_features=8, num_classes=2, **options
+        ),
+        "text": lambda **options: prepare(
+            tmp_path / "edges.txt", num_nodes=20_000, undirected=True, duplicates="drop", **options
+        ),
+        "arrays": lambda **options: prepare(
+            tmp_path / "edges.npy", num_nodes=20_000, features=tmp_path / "x.npy", **options
+        ),
+        "stream": lambda **options: partition(made, num_parts=8, method="stream", **options),
+        "random": lambda **options: partition(made, num_parts=8, method="random", **options),
+    }
+    for name, work in works.items():
+        with pytest.raises(BudgetError, match=r"^host memory") as refused:
+            work(out=tmp_path / name, memory="100KiB")
+        assert refused.value.remedy == "Give --memory at least 16MiB: with that it works."
+        work(out=tmp_path / name, memory=refused.value.smallest_bytes)

@@ -62,6 +62,7 @@ class PartitionReport:
         return {"method": self.method, "notes": self.notes, **self.quality.as_dict()}
 
 
+@store.enough_named()
 def partition(  # noqa: PLR0913 - each argument is an option of the verb
     dataset: Path | str,
     out: Path | str,

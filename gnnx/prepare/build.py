@@ -30,7 +30,7 @@ from gnnx.prepare.typed import TypedReport, has_types, prepare_typed, refuse_for
 from gnnx.prepare.values import FOLDER as EDGES
 from gnnx.prepare.values import NAMES as VALUES
 from gnnx.prepare.values import write_edge_values
-from gnnx.store import DatasetWriter
+from gnnx.store import DatasetWriter, enough_named
 from gnnx.store.manifest import disk_dtype
 
 if TYPE_CHECKING:
@@ -49,6 +49,7 @@ _CHOICES = {
 }
 
 
+@enough_named()
 def prepare(  # noqa: PLR0913 - each argument is an option of the verb
     source: Path | str | InMemoryGraph,
     out: Path | str,

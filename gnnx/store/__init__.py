@@ -10,7 +10,7 @@ from gnnx.store.rehearsal import smallest_named
 from gnnx.store.scratch import ScratchRows
 from gnnx.store.topology import GraphStore
 from gnnx.store.verification import Problem, verify
-from gnnx.store.writer import ArrayWriter, DatasetWriter, whole_file
+from gnnx.store.writer import ArrayWriter, DatasetWriter, enough_named, whole_file
 
 __all__ = [
     "GAP_BYTES",
@@ -29,6 +29,7 @@ __all__ = [
     "ReadEngine",
     "ScratchRows",
     "calibrate",
+    "enough_named",
     "known",
     "open",
     "smallest_named",

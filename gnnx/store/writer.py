@@ -17,7 +17,7 @@ import zlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, Self
 
-from gnnx.errors import GnnxError, ResourceError, RunError, UsageError
+from gnnx.errors import BudgetError, GnnxError, ResourceError, RunError, UsageError
 from gnnx.memory import Tier
 from gnnx.store.journal import Journal, Stage
 from gnnx.store.manifest import (
@@ -45,6 +45,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 _START, _FINISH = 2, 7  # sync_file_range: begin to write; wait, write, wait
 _LARGEST_WINDOW, _SMALLEST_WINDOW = 8 << 20, 256 << 10
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+_ENOUGH_BYTES = 16 << 20
 _INTERIM = "interim"  # folder of arrays that only later stages read
 
 
@@ -567,6 +568,31 @@ def whole_file(path: Path) -> Iterator[BinaryIO]:
         ) from error
     finally:
         partial.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def enough_named() -> Iterator[None]:
+    """Let a BudgetError of HOST name a budget with which a dataset of any kind is written.
+
+    The ledger knows only the allocation that failed, and those after it want more.
+
+    Raises
+    ------
+    BudgetError
+        With the first line of the one met.
+    """
+    try:
+        yield
+    except BudgetError as error:
+        if error.tier != Tier.HOST.value or error.smallest_bytes >= _ENOUGH_BYTES:
+            raise
+        raise BudgetError(
+            error.cause,
+            f"Give --memory at least {_ENOUGH_BYTES >> 20}MiB: with that it works.",
+            tier=error.tier,
+            shortfall_bytes=error.shortfall_bytes + _ENOUGH_BYTES - error.smallest_bytes,
+            smallest_bytes=_ENOUGH_BYTES,
+        ) from error
 
 
 @contextlib.contextmanager

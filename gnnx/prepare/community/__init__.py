@@ -19,7 +19,7 @@ from gnnx.prepare.nodes import write_labels
 from gnnx.prepare.report import Report
 from gnnx.prepare.splits import Shares, Splits
 from gnnx.random import Key
-from gnnx.store import DatasetWriter
+from gnnx.store import DatasetWriter, enough_named
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -38,6 +38,7 @@ _GRAIN = 1 << 10  # rows
 _ORDER, _EDGES, _LABELS, _MEANS, _NOISE, _SAMPLING = range(6)
 
 
+@enough_named()
 def synth(  # noqa: PLR0913 - each argument is an option of the verb
     out: Path | str,
     *,
