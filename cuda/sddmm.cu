@@ -2,26 +2,23 @@
 #include "sddmm.cuh"
 
 #define SDDMM const INDEX *indices, const VALUE *x_dst, const VALUE *x_src, VALUE *out, int width
-#define SDDMM_ROWS(lanes)                                                                       \
-    KERNEL(sddmm_rows_##lanes, const Int64* indptr, Int64 num_rows, Int64 limit, SDDMM) {       \
-        dot_rows<VALUE, INDEX, VECTOR, lanes>(indptr, num_rows, limit, indices, x_dst, x_src, out, \
-                                              width);                                           \
-    }                                                                                           \
-    KERNEL(sddmm_add_rows_##lanes, const Int64* indptr, Int64 num_rows, Int64 limit, SDDMM) {   \
-        add_rows<VALUE, INDEX, VECTOR, lanes>(indptr, num_rows, limit, indices, x_dst, x_src, out, \
-                                              width);                                           \
+#define SDDMM_KERNELS(name, adds, lanes)                                                         \
+    KERNEL(name##_rows_##lanes, const Int64* indptr, Int64 num_rows, Int64 limit, SDDMM) {       \
+        const Ends<VALUE, INDEX, adds> edges = {indices, x_dst, x_src, out, width};              \
+        edge_rows<VECTOR, lanes>(indptr, num_rows, limit, edges);                                \
+    }
+#define SDDMM_ALL(name, adds)                                                                    \
+    SDDMM_KERNELS(name, adds, 4)                                                                 \
+    SDDMM_KERNELS(name, adds, 8)                                                                 \
+    SDDMM_KERNELS(name, adds, 16)                                                                \
+    SDDMM_KERNELS(name, adds, 32)                                                                \
+    KERNEL(name##_hubs, const Int64* hubs, const Int64* indptr, SDDMM) {                         \
+        const Ends<VALUE, INDEX, adds> edges = {indices, x_dst, x_src, out, width};              \
+        edge_hubs<VECTOR>(hubs, indptr, edges);                                                  \
     }
 
-SDDMM_ROWS(4)
-SDDMM_ROWS(8)
-SDDMM_ROWS(16)
-SDDMM_ROWS(32)
-
-KERNEL(sddmm_hubs, const Int64* hubs, const Int64* indptr, SDDMM) {
-    dot_hubs<VALUE, INDEX, VECTOR>(hubs, indptr, indices, x_dst, x_src, out, width);
-}
-KERNEL(sddmm_add_hubs, const Int64* hubs, const Int64* indptr, SDDMM) {
-    add_hubs<VALUE, INDEX, VECTOR>(hubs, indptr, indices, x_dst, x_src, out, width);
-}
+SDDMM_ALL(sddmm, false)
+SDDMM_ALL(sddmm_add, true)
 #undef SDDMM
-#undef SDDMM_ROWS
+#undef SDDMM_KERNELS
+#undef SDDMM_ALL

@@ -48,32 +48,6 @@ __device__ __forceinline__ void dot_edges(const I* indices, const T* a, const T*
     }
 }
 
-// block (G, groups); grid (rows / groups).
-template <class T, class I, int V, int G>
-__device__ __forceinline__ void dot_rows(const Int64* indptr, Int64 num_rows, Int64 limit,
-                                         const I* indices, const T* x_dst, const T* x_src, T* out,
-                                         int width) {
-    const Int64 row = Int64(blockIdx.x) * blockDim.y + threadIdx.y;
-    if (row >= num_rows) return;
-    const Int64 begin = indptr[row], end = indptr[row + 1];
-    if (end - begin >= limit) return;
-    dot_edges<T, I, V, G>(indices, x_dst + row * width, x_src, out, begin, end, width);
-}
-
-// block (32, warps); grid (any).
-template <class T, class I, int V>
-__device__ __forceinline__ void dot_hubs(const Int64* hubs, const Int64* indptr, const I* indices,
-                                         const T* x_dst, const T* x_src, T* out, int width) {
-    const Int64 count = hubs[0];
-    for (Int64 h = blockIdx.x; h < count; h += gridDim.x) {
-        const Int64 row = hubs[1 + h], begin = indptr[row], end = indptr[row + 1];
-        for (Int64 strip = begin + 32 * threadIdx.y; strip < end; strip += 32 * blockDim.y) {
-            const Int64 stop = strip + 32 < end ? strip + 32 : end;
-            dot_edges<T, I, V, 32>(indices, x_dst + row * width, x_src, out, strip, stop, width);
-        }
-    }
-}
-
 // Sums of both ends' rows, (E, F): a group writes the edges of its row one after another.
 template <class T, class I, int V, int G>
 __device__ __forceinline__ void add_ends(const I* indices, const T* a, const T* x_src, T* out,
@@ -92,26 +66,46 @@ __device__ __forceinline__ void add_ends(const I* indices, const T* a, const T* 
     }
 }
 
-template <class T, class I, int V, int G>
-__device__ __forceinline__ void add_rows(const Int64* indptr, Int64 num_rows, Int64 limit,
-                                         const I* indices, const T* x_dst, const T* x_src, T* out,
-                                         int width) {
+// What is computed of the two ends of edges [begin, end) of a row.
+template <class T, class I, bool ADD>
+struct Ends {
+    const I* indices;
+    const T* x_dst;
+    const T* x_src;
+    T* out;
+    int width;
+
+    template <int V, int G>
+    __device__ __forceinline__ void compute(Int64 row, Int64 begin, Int64 end) const {
+        const T* const a = x_dst + row * width;
+        if (ADD)
+            add_ends<T, I, V, G>(indices, a, x_src, out, begin, end, width);
+        else
+            dot_edges<T, I, V, G>(indices, a, x_src, out, begin, end, width);
+    }
+};
+
+// block (G, groups); grid (rows / groups).
+template <int V, int G, class Edges>
+__device__ __forceinline__ void edge_rows(const Int64* indptr, Int64 num_rows, Int64 limit,
+                                          const Edges& edges) {
     const Int64 row = Int64(blockIdx.x) * blockDim.y + threadIdx.y;
     if (row >= num_rows) return;
     const Int64 begin = indptr[row], end = indptr[row + 1];
     if (end - begin >= limit) return;
-    add_ends<T, I, V, G>(indices, x_dst + row * width, x_src, out, begin, end, width);
+    edges.template compute<V, G>(row, begin, end);
 }
 
-template <class T, class I, int V>
-__device__ __forceinline__ void add_hubs(const Int64* hubs, const Int64* indptr, const I* indices,
-                                         const T* x_dst, const T* x_src, T* out, int width) {
+// block (32, warps); grid (any). hubs[0] rows follow.
+template <int V, class Edges>
+__device__ __forceinline__ void edge_hubs(const Int64* hubs, const Int64* indptr,
+                                          const Edges& edges) {
     const Int64 count = hubs[0];
     for (Int64 h = blockIdx.x; h < count; h += gridDim.x) {
         const Int64 row = hubs[1 + h], begin = indptr[row], end = indptr[row + 1];
-        for (Int64 first = begin + 32 * threadIdx.y; first < end; first += 32 * blockDim.y) {
-            const Int64 stop = first + 32 < end ? first + 32 : end;
-            add_ends<T, I, V, 32>(indices, x_dst + row * width, x_src, out, first, stop, width);
+        for (Int64 strip = begin + 32 * threadIdx.y; strip < end; strip += 32 * blockDim.y) {
+            const Int64 stop = strip + 32 < end ? strip + 32 : end;
+            edges.template compute<V, 32>(row, strip, stop);
         }
     }
 }
