@@ -17,8 +17,8 @@ VAGUE = {"utils", "util", "helpers", "common", "misc", "impl"}
 # The public list: a name is added here on purpose, or not at all.
 PUBLIC = """
     Block Budget Dataset FeatureCache FeatureStore Graph GraphStore HeteroBatch HeteroBlock
-    HeteroLoader HeteroSampler Ledger Loader MiniBatch NeighborSampler Tier Trainer evaluate
-    from_networkx from_pyg from_scipy infer nn open ops
+    HeteroLoader HeteroSampler Ledger Loader MiniBatch NeighborSampler PyGConv Tier Trainer
+    evaluate from_dgl from_networkx from_pyg from_scipy infer nn open ops to_dgl
 """
 
 
