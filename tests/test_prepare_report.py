@@ -213,7 +213,8 @@ def test_dry_run_on_the_command_line(troubled, tmp_path):
 @pytest.mark.parametrize("name", ["g.gml", "g.mat", "none.npy", "bad.npz", "r.toml"])
 def test_forecast_of_what_cannot_be_counted(tmp_path, name):
     if name != "none.npy":
-        (tmp_path / name).write_text("x")
+        recipe = name.endswith(".toml")
+        (tmp_path / name).write_text('edges = {files = "e.csv"}' if recipe else "x")
     with pytest.raises(DataError if name in {"none.npy", "bad.npz"} else UsageError, match=name):
         forecast(tmp_path / name)
 
