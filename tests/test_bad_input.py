@@ -15,7 +15,8 @@ from typer.testing import CliRunner
 
 import gnnx
 from gnnx.cli import app
-from gnnx.loader import Loader
+from gnnx.errors import DataError
+from gnnx.loader import HeteroLoader, Loader
 from gnnx.nn import SAGE
 from gnnx.random import Key
 from gnnx.sample import NeighborSampler
@@ -328,3 +329,44 @@ def test_a_dangling_link_as_output_is_refused_at_once(inputs):
         assert code == 2
         assert stderr[0].startswith("error: out ")
         assert (inputs / "out").is_symlink()
+
+
+TYPED = """
+[[nodes]]
+type = "user"
+files = "user.csv"
+features = "u*"
+label = "y"
+
+[[nodes]]
+type = "item"
+count = 2
+
+[[nodes]]
+type = "tag"
+count = 2
+features_file = "tag.npy"
+
+[[edges]]
+type = ["user", "buys", "item"]
+files = "buys.npy"
+"""
+
+
+def test_h10_types_of_other_widths_or_without_features(inputs):
+    """A type that no seed reaches is there, empty and of its width."""
+    (inputs / "user.csv").write_text("u0,u1,u2,u3,y\n0,1,2,3,0\n4,5,6,7,1\n8,9,10,11,0\n")
+    np.save("tag.npy", np.ones((2, 7), np.float32))
+    np.save("buys.npy", np.array([[0, 1, 2], [0, 0, 1]]))
+    (inputs / "typed.toml").write_text(TYPED)
+    assert run("prepare typed.toml out --split 1,0,0")[0] == 0
+    with gnnx.open("out", memory="16MiB") as dataset:
+        (batch,) = HeteroLoader(dataset, [2], 1, split=np.array([0]))
+        assert {name: tuple(x.shape) for name, x in batch.x.items()} == {
+            "user": (1, 4), "item": (0, 1), "tag": (0, 7)
+        }  # fmt: skip
+        assert {name: ids.tolist() for name, ids in batch.n_id.items()} == {
+            "user": [0], "item": [], "tag": []
+        }  # fmt: skip
+        with pytest.raises(DataError, match=r"out/nodes/item/x\.npy: not in the dataset"):
+            dataset.array("nodes/item/x")

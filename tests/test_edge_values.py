@@ -18,10 +18,12 @@ from gnnx.errors import DataError, UsageError
 from gnnx.export import export
 from gnnx.loader import Loader
 from gnnx.nn import GCN, GCNConv
+from gnnx.partition import partition
 from gnnx.prepare import prepare
 from gnnx.prepare.origin import origin_of
 from gnnx.random import Key
 from gnnx.sample import NeighborSampler
+from gnnx.store import verify
 from gnnx.train import Trainer
 
 H05 = np.array([[0, 0], [1, 0], [2, 0], [0, 1]])  # src, dst
@@ -249,6 +251,37 @@ def test_weights_decide_what_a_gcn_learns(tmp_path):
             accuracy[weighted] = report.test_accuracy
     assert accuracy[True] > 0.9
     assert accuracy[False] < accuracy[True] - 0.1
+
+
+@pytest.mark.parametrize("memory", ["64MiB", "8MiB"])
+def test_values_follow_their_edges_into_parts(tmp_path, memory):
+    rng = np.random.default_rng(0)
+    triples = pa.table(
+        {
+            "src": rng.integers(0, 300, 20_000).astype(str),
+            "dst": rng.integers(0, 300, 20_000).astype(str),
+            "w": rng.random(20_000),
+            "t": np.arange(20_000),
+            "r": rng.choice(["likes", "is near"], 20_000),
+        }
+    )
+    pq.write_table(triples, tmp_path / "e.parquet")
+    (tmp_path / "r.toml").write_text(
+        'edges = {files = "e.parquet", weight = "w", time = "t", attr = ["t", "w"], relation = "r"}'
+    )
+    prepare(tmp_path / "r.toml", tmp_path / "out")
+    partition(tmp_path / "out", tmp_path / "parts", num_parts=4, method="random", memory=memory)
+    assert verify(tmp_path / "parts") == []
+    for name in ("out", "parts"):
+        with gnnx.open(tmp_path / name) as dataset:
+            export(dataset, tmp_path / f"{name}.parquet", what="edges")
+            ids = dataset.keys.ids([str(i) for i in range(300)])
+            sums = dataset.edge_values("strength").read(ids).tolist()
+        table = pq.read_table(tmp_path / f"{name}.parquet")
+        if name == "out":
+            expected, strength = table.sort_by("time").to_pydict(), sums
+    assert table.sort_by("time").to_pydict() == expected
+    assert sums == strength
 
 
 # Where values come from

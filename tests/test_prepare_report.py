@@ -159,6 +159,8 @@ CASES = {
     "text": ("e.txt", {"num_nodes": 20_000, "memory": "64MiB"}),
     "packed text": ("e.txt.gz", {"num_nodes": 20_000, "memory": "64MiB"}),
     "archive": ("g.npz", {"memory": "64MiB"}),
+    "values": ("e.npy", {"num_nodes": 20_000, "edge_weight": "w.npy", "memory": "256MiB"}),
+    "values in ranges": ("e.npy", {"num_nodes": 20_000, "edge_weight": "w.npy", "memory": "32MiB"}),
 }
 
 
@@ -170,6 +172,7 @@ def large(tmp_path_factory):
     x = rng.normal(size=(20_000, 32)).astype(np.float32)
     np.save(tmp_path / "e.npy", pairs)
     np.save(tmp_path / "x.npy", x)
+    np.save(tmp_path / "w.npy", rng.random(len(pairs)))
     np.savez_compressed(tmp_path / "g.npz", edge_index=pairs, x=x)
     text = b"".join(b"%d %d\n" % pair for pair in map(tuple, pairs.tolist()))
     (tmp_path / "e.txt").write_bytes(text)
@@ -181,7 +184,7 @@ def large(tmp_path_factory):
 def test_forecast_is_near_what_is_taken_h14(tmp_path, large, watched, name):
     """H14: peak of memory and disk within 30 % of the forecast, and the dry run writes no file."""
     source, options = CASES[name]
-    options = {key: large / v if key == "features" else v for key, v in options.items()}
+    options = {key: large / v if str(v).endswith(".npy") else v for key, v in options.items()}
     before = sorted(os.listdir(large))
     told = forecast(large / source, **options)
     assert sorted(os.listdir(large)) == before
@@ -210,7 +213,8 @@ def test_dry_run_on_the_command_line(troubled, tmp_path):
 @pytest.mark.parametrize("name", ["g.gml", "g.mat", "none.npy", "bad.npz", "r.toml"])
 def test_forecast_of_what_cannot_be_counted(tmp_path, name):
     if name != "none.npy":
-        (tmp_path / name).write_text("x")
+        recipe = name.endswith(".toml")
+        (tmp_path / name).write_text('edges = {files = "e.csv"}' if recipe else "x")
     with pytest.raises(DataError if name in {"none.npy", "bad.npz"} else UsageError, match=name):
         forecast(tmp_path / name)
 

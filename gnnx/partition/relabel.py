@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 Order: TypeAlias = Literal["readers", "id"]
 """Of the nodes of a part: those that most rows read first, or as they were."""
 
+_VALUES = ("weight", "attr", "time", "relation")
+_RELATIONS = ("relation_offsets", "relation_bytes")
 _SPLITS = ("train", "val", "test")
 _TEXTS, _CLASSES = ("key_offsets", "key_bytes"), ("class_offsets", "class_bytes")
 _EDGE_BYTES, _ROW_BYTES = 48, 64  # of a piece of the graph: positions, sorted and not, and sources
@@ -175,7 +177,7 @@ class Relabeller:
         of_nodes = ("x", "y", "id", "parts", "key", *_TEXTS, "key_order", *_SPLITS, *_CLASSES)
         known = {f"{self._nodes}/{name}" for name in of_nodes}
         graph = ("indptr", "indices", "loops", "halo", "halo_offsets", *TRANSPOSE)
-        known |= {f"{self._edges}/{name}" for name in graph}
+        known |= {f"{self._edges}/{name}" for name in (*graph, *_VALUES, *_RELATIONS, "strength")}
         for name in self._dataset.manifest.arrays:
             if name not in known:
                 raise UsageError(
@@ -234,9 +236,7 @@ class Relabeller:
         out = writer.array(f"{self._nodes}/{name}", rows.entry.shape, rows.entry.dtype)
         for begin, end in self._pieces(rows.num_rows, rows.row_bytes + 32):
             found = rows.read(self._old_ids(begin, end))
-            if found.dtype == torch.bfloat16:
-                found = found.view(torch.uint16)
-            out.append(found.numpy())
+            out.append(_stored(found))
             self._tell(f"moving {name}", end, rows.num_rows)
             del found
         out.finish()
@@ -270,23 +270,53 @@ class Relabeller:
         indptr = writer.array(f"{self._edges}/indptr", (graph.num_nodes + 1,), "int64")
         indices = writer.array(f"{self._edges}/indices", (num_edges,), index.name)
         halo = writer.array(f"{self._edges}/halo", (None,), index.name)
+        values = self._value_arrays(writer)
         indptr.append(np.zeros(1, np.int64))
         done = cut = 0
         sizes = []
         for p in range(self._num_parts):
             begin, end = int(self._offsets[p]), int(self._offsets[p + 1])
-            for ends, sources in self._rows(begin, end):
+            for ends, sources, before in self._rows(begin, end, with_edges=bool(values)):
+                for array, out in values:
+                    out.append(_stored(array.read(before)))
                 cut += int(_kernels.mark_outside(sources, begin, end, self._bits))
                 indptr.append(np.add(ends, done, out=ends))
                 indices.append(sources)
                 done += len(sources)
                 self._tell("moving edges", done, num_edges)
-                del ends, sources
+                del ends, sources, before
             sizes.append(self._append_marked(halo, index))
-        for each in (indptr, indices, halo):
+        for each in (indptr, indices, halo, *(out for _, out in values)):
             each.finish()
+        self._write_strength(writer)
         self._write_offsets(writer, f"{self._edges}/halo_offsets", np.cumsum([0, *sizes]))
         return cut, sizes
+
+    def _value_arrays(self, writer: DatasetWriter) -> list[tuple[DiskFeatures, ArrayWriter]]:
+        """Open what edges carry, and where it goes; names of relations are copied."""
+        names = self._dataset.manifest.arrays
+        for name in (f"{self._edges}/{each}" for each in _RELATIONS):
+            if name in names:
+                copied = writer.array(name, names[name].shape, names[name].dtype)
+                for piece in pieces_of(self._dataset.array(name)):
+                    copied.append(piece)
+                copied.finish()
+        found = [f"{self._edges}/{each}" for each in _VALUES if f"{self._edges}/{each}" in names]
+        return [
+            (self._dataset.array(name), writer.array(name, names[name].shape, names[name].dtype))
+            for name in found
+        ]
+
+    def _write_strength(self, writer: DatasetWriter) -> None:
+        """Write the sums of weights in the new order of the nodes."""
+        name = f"{self._edges}/strength"
+        entry = self._dataset.manifest.arrays.get(name)
+        if entry is None:
+            return
+        out = writer.array(name, entry.shape, entry.dtype)
+        for begin, end in self._pieces(self._dataset.num_nodes, 48):
+            out.append(_stored(self._dataset.array(name).read(self._old_ids(begin, end))))
+        out.finish()
 
     @staticmethod
     def _write_offsets(writer: DatasetWriter, name: str, offsets: NDArray[np.int64]) -> None:
@@ -294,8 +324,13 @@ class Relabeller:
         out.append(offsets)
         out.finish()
 
-    def _rows(self, begin: int, end: int) -> Iterator[tuple[NDArray[np.int64], NDArray[Any]]]:
-        """Gather new rows [begin, end): their ends, from 0 in each piece, and sorted sources."""
+    def _rows(
+        self, begin: int, end: int, *, with_edges: bool
+    ) -> Iterator[tuple[NDArray[np.int64], NDArray[Any], NDArray[np.int64]]]:
+        """Gather new rows [begin, end): their ends, from 0 in each piece, and sorted sources.
+
+        With `with_edges`, positions of these edges before as well, parallel ones in their order.
+        """
         while begin < end:
             stop = min(end, begin + self._rows_of(_ROW_BYTES))
             start, degree = self._graph.rows(self._old_ids(begin, stop))
@@ -309,13 +344,20 @@ class Relabeller:
                 positions = self._empty(int(ends[last - 1]) - before, np.int64)
                 _kernels.positions_of(start[row:last], degree[row:last], positions)
                 sources = self._graph.take(positions)
-                del positions
                 _kernels.rename(sources, self._rank)
                 here = self._empty(last - row, np.int64)
                 np.subtract(ends[row:last], before, out=here)
-                self._sort(here, sources)
-                yield here, sources
-                del here, sources
+                if with_edges:
+                    with self._dataset.ledger.reserve(40 * len(sources), Tier.HOST, "partition"):
+                        rows = np.repeat(np.arange(last - row), degree[row:last])
+                        order = np.lexsort((sources, rows))
+                        sources[:], positions[:] = sources[order], positions[order]
+                        del rows, order
+                else:
+                    positions = self._empty(0, np.int64)
+                    self._sort(here, sources)
+                yield here, sources, positions
+                del here, sources, positions
                 row = last
             begin = stop
 
@@ -337,3 +379,10 @@ class Relabeller:
             out.append(ids[:count])
             total += count
         return total
+
+
+def _stored(rows: torch.Tensor) -> NDArray[Any]:
+    """Rows as they are stored: NumPy has no bfloat16."""
+    plain = rows.view(torch.uint16) if rows.dtype == torch.bfloat16 else rows
+    found: NDArray[Any] = plain.numpy()
+    return found

@@ -26,6 +26,7 @@ _EDGES_S = 12e6
 _SORTED_EDGES_S = 30e6
 _BUCKETS_S = 30e6
 _NUMBERED_EDGES_S = 0.7e6
+_VALUES_S = 4e6
 _FEATURE_BYTES_S = 400e6
 
 _LARGEST_PIECE, _SMALLEST_PIECE = 8 << 20, 64 << 10
@@ -82,12 +83,15 @@ class Forecast:
         return sum(stage.seconds for stage in self.stages)
 
 
-def forecast(
+def forecast(  # noqa: PLR0913 - the options of `prepare` that change what it takes
     source: Path | str,
     *,
     features: Path | str | None = None,
     labels: Path | str | None = None,
     num_nodes: int | None = None,
+    edge_weight: Path | str | None = None,
+    edge_attr: Path | str | None = None,
+    edge_time: Path | str | None = None,
     undirected: bool = False,
     self_loops: Literal["keep", "drop", "add"] = "keep",
     memory: str | int | None = None,
@@ -103,6 +107,12 @@ def forecast(
     labels
         As of `prepare`.
     num_nodes
+        As of `prepare`.
+    edge_weight
+        As of `prepare`.
+    edge_attr
+        As of `prepare`.
+    edge_time
         As of `prepare`.
     undirected
         As of `prepare`; every reverse is taken to be absent.
@@ -138,15 +148,20 @@ def forecast(
         counts.text_bytes, counts.exact = counts.text_bytes + num_bytes, counts.exact and exact
     counts.num_nodes = counts.num_nodes or rows or num_nodes
     host = Budget.parse(memory).limit(Tier.HOST)
-    stages = _stages(counts, host, mirror=undirected, loops=self_loops == "add")
+    stages = [*_stages(counts, host, mirror=undirected, loops=self_loops == "add")]
+    given = {"weight": edge_weight, "attr": edge_attr, "time": edge_time}
+    sizes = [_value_bytes(name, path) for name, path in given.items() if path is not None]
+    if sizes:
+        entries = counts.num_edges * (1 + undirected)
+        entries += (counts.num_nodes or 0) * (self_loops == "add")
+        stages.append(_value_stage(sizes, entries, counts.num_nodes or 0, host, stages[-1]))
     return Forecast(counts.num_nodes, counts.num_edges, counts.exact, tuple(stages))
 
 
 def _stages(counts: Counts, host: int | None, *, mirror: bool, loops: bool) -> Iterator[Stage]:
     budget = 1 << 62 if host is None else host
-    piece = min(_LARGEST_PIECE, max(_SMALLEST_PIECE, budget // 32))
-    window = 2 * min(_LARGEST_WINDOW, max(_SMALLEST_WINDOW, budget // 64))
-    num_edges, held = counts.num_edges, 0
+    piece, window = _units(budget)
+    num_edges = counts.num_edges
     # ids that are numbered anew are int64 in both scratch files
     pair_bytes = 16 if counts.num_nodes is None or counts.num_nodes > 2**31 else 8
     if counts.text_bytes or counts.unpacked_bytes:
@@ -163,19 +178,47 @@ def _stages(counts: Counts, host: int | None, *, mirror: bool, loops: bool) -> I
         )
     if counts.features is not None:
         size = counts.features[0] * counts.features[1] * counts.features[2]
-        held += window
-        taken = held + 2 * min(piece, size)
+        taken = window + 2 * min(piece, size)
         yield Stage("features", taken, 0, size + _HEADER_BYTES, size / _FEATURE_BYTES_S)
-    held += 3 * window  # three splits, which are open to the end
-    yield Stage("splits", held + num_nodes, 0, 8 * num_nodes + 3 * _HEADER_BYTES, 0.0)
-    yield from _edge_stages(num_edges, num_nodes, budget, held, piece, window, mirror, loops)
+    yield Stage("splits", 3 * window + num_nodes, 0, 8 * num_nodes + 3 * _HEADER_BYTES, 0.0)
+    yield from _edge_stages(num_edges, num_nodes, budget, piece, window, mirror, loops)
+
+
+def _value_bytes(name: str, given: Path | str) -> int:
+    """Bytes of a stored value of an edge."""
+    path = Path(given)
+    if name != "attr":
+        return 8 if name == "time" else 4
+    if path.exists():
+        (_, width, size), _, _ = count_rows(path)
+        return width * size
+    return 4 * len(str(given).split(","))
+
+
+def _value_stage(
+    sizes: list[int], entries: int, num_nodes: int, host: int | None, edges: Stage
+) -> Stage:
+    budget = 1 << 62 if host is None else host
+    piece, window = _units(budget)
+    held = (len(sizes) + 1) * window + 8 * num_nodes
+    streams = (4 + 4 * len(sizes)) * piece
+    room = max(1 << 16, budget - held - streams) // 2
+    taken = min(entries * (32 + 2 * sum(sizes)), room) + 3 * piece
+    written = entries * sum(sizes) + 4 * num_nodes * (4 in sizes)
+    passes = max(1, entries * (32 + 2 * sum(sizes)) // room)
+    return Stage("values", held + taken, 0, written, edges.seconds + passes * entries / _VALUES_S)
+
+
+def _units(budget: int) -> tuple[int, int]:
+    """Bytes of a piece of a stream, and of the windows of an array that is being written."""
+    piece = min(_LARGEST_PIECE, max(_SMALLEST_PIECE, budget // 32))
+    return piece, 2 * min(_LARGEST_WINDOW, max(_SMALLEST_WINDOW, budget // 64))
 
 
 def _edge_stages(
     num_edges: int,
     num_nodes: int,
     budget: int,
-    held: int,
     piece: int,
     window: int,
     mirror: bool,
@@ -183,7 +226,7 @@ def _edge_stages(
 ) -> Iterator[Stage]:
     index_bytes = 4 if num_nodes <= 2**31 else 8
     entries = num_edges * (1 + mirror) + num_nodes * loops
-    held += num_nodes + num_nodes // 4 + 2 * window  # marks of splits, two bitmaps; two arrays
+    held = num_nodes // 4 + 2 * window  # two bitmaps; two arrays
     written = entries * index_bytes + 8 * (num_nodes + 1) + 2 * _HEADER_BYTES
     stream = _STREAM_PIECES * piece
     whole = entries * index_bytes + 8 * num_nodes
@@ -197,5 +240,7 @@ def _edge_stages(
     yield Stage("sorting edges", held + slots + 2 * piece, scratch, 0, entries / _SORTED_EDGES_S)
     # buckets are built side by side where each of them finds its share
     many = (budget - held) // (workers + 1) - stream >= _BUCKET_BYTES + piece
-    taken = (workers if many else 1) * (stream + _BUCKET_BYTES) + _BUCKET_BYTES * many
+    # the room for their streams is held for a moment each, by one of them or by all
+    streams = (1 + workers) * stream // 2 if many else stream
+    taken = streams + (1 + workers * many) * _BUCKET_BYTES
     yield Stage("edges", min(budget, held + taken), 0, written, entries / _BUCKETS_S)
