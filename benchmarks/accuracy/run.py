@@ -112,6 +112,7 @@ def measure(name: str, data: Path, folder: Path) -> float:
             gnnx("prepare", source[0], out, *source[1:], *extra, "--overwrite")
         words = [*chosen.train.split(), "--metric", chosen.metric, "--seed", str(seed)]
         scores.append(100 * gnnx("train", out, *words)["test_score"])
+        print(f"{name}, seed {seed}: {scores[-1]:.2f}", file=sys.stderr, flush=True)
     mean = statistics.mean(scores)
     line = {
         "set": name,
