@@ -194,7 +194,8 @@ def test_training_on_several_labels(tmp_path):
 def test_several_labels_from_a_file_to_a_score(tmp_path):
     """Prepared, trained by average precision and inferred with the command line alone."""
     x, y = several(num_nodes=400)
-    y = np.where((y == 255).any(1, keepdims=True), -1, y).astype(np.int64)  # none at all
+    y = y.astype(np.int64)
+    y[(y == 255).any(1)] = -1  # none at all
     np.save(tmp_path / "x.npy", x)
     np.save(tmp_path / "y.npy", y)
     edges = np.stack([np.arange(400), (np.arange(400) + 1) % 400], 1)
