@@ -1,15 +1,18 @@
 """Metrics against slow definitions, with ties and missing labels; training on several labels."""
 
 import itertools
+import json
 
 import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from typer.testing import CliRunner
 
 import gnnx
 import oracles
+from gnnx.cli import app
 from gnnx.errors import BudgetError, UsageError
 from gnnx.memory import Budget, Ledger, Tier
 from gnnx.nn import SAGE, Stack
@@ -186,6 +189,35 @@ def test_training_on_several_labels(tmp_path):
         assert frozen.fit(1).epochs[0].loss == pytest.approx(found, rel=1e-5)
         with pytest.raises(UsageError, match="class weights for several labels a node"):
             gnnx.Trainer(model, dataset, fanouts=[-1, -1], class_weights="balanced")
+
+
+def test_several_labels_from_a_file_to_a_score(tmp_path):
+    """Prepared, trained by average precision and inferred with the command line alone."""
+    x, y = several(num_nodes=400)
+    y = y.astype(np.int64)
+    y[(y == 255).any(1)] = -1  # none at all
+    np.save(tmp_path / "x.npy", x)
+    np.save(tmp_path / "y.npy", y)
+    edges = np.stack([np.arange(400), (np.arange(400) + 1) % 400], 1)
+    np.savetxt(tmp_path / "edges.csv", edges, fmt="%d", delimiter=",")
+    words = ["--features", tmp_path / "x.npy", "--labels", tmp_path / "y.npy"]
+    more = ["--fanouts", "2,2", "--hidden", "8", "--epochs", "2", "--metric", "ap"]
+    state = ["--checkpoint", tmp_path / "run"]
+    for command in (
+        ["prepare", tmp_path / "edges.csv", tmp_path / "graph", *words],
+        ["train", tmp_path / "graph", *more, *state, "--model", "sage"],
+        ["infer", tmp_path / "graph", *state, "--out", tmp_path / "out.npy"],
+    ):
+        result = CliRunner().invoke(app, [*map(str, command), "--quiet", "--json"])
+        assert result.exit_code == 0, result.output
+        if command[0] == "train":
+            score = json.loads(result.stdout)["test_score"]
+    out = np.load(tmp_path / "out.npy")
+    with gnnx.open(tmp_path / "graph") as dataset:
+        nodes = dataset.split("test").read_range(0, dataset.split("test").num_rows).numpy()
+    assert (y[nodes] >= 0).all()
+    each = [oracles.average_precision(out[nodes, c], y[nodes, c]) for c in range(6)]
+    assert score == pytest.approx(np.mean([value for value in each if value is not None]))
 
 
 def measured_by(model, dataset, metric):

@@ -93,13 +93,16 @@ class GATConv(nn.Module):
         check_rows(block, h)
         edges = block.looped
         x = self.linear(h).view(-1, self.heads, self.out_features)
-        a_src = (x * self.att_src).sum(2)
-        a_dst = (x[: block.num_dst] * self.att_dst).sum(2)
+        # att . (W h) is (att W) . h: two columns a head in place of two products as wide as x
+        weight = self.linear.weight.view(self.heads, self.out_features, self.in_features)
+        att = torch.cat([self.att_src, self.att_dst])
+        folded = torch.einsum("hg,hgf->hf", att, torch.cat([weight, weight]))
+        a_src, a_dst = nn.functional.linear(h, folded).split(self.heads, 1)
         out = ops.attention(
             edges.indptr,
             edges.indices,
             x,
-            a_dst,
+            a_dst[: block.num_dst],
             a_src,
             slope=self.slope,
             transpose=edges.transpose,
