@@ -93,6 +93,15 @@ def test_batches_are_the_same_from_disk_and_ram(path, right, resident, memory):
         assert set(dataset.ledger.owners(Tier.HOST)) <= {"sampler", "topology", "read buffers"}
 
 
+@pytest.mark.parametrize("share", [0, 0.25, 0.9, 1])
+def test_batches_are_the_same_with_some_pages_in_ram(path, right, share):
+    with gnnx.open(path, memory="4MiB") as dataset:
+        graph = dataset.graph
+        graph.keep_pages(np.flatnonzero(np.random.default_rng(1).random(graph.num_pages) < share))
+        jobs = [threads.submit(batch, complete(graph), step) for step in range(12)]
+        assert [job.result(timeout=60) for job in jobs] == right
+
+
 @pytest.mark.parametrize("num_threads", [1, 2, 4])
 @pytest.mark.parametrize("resident", ["disk", "RAM"])
 def test_batches_are_the_same_on_any_number_of_threads(path, right, resident, num_threads):

@@ -187,3 +187,42 @@ def test_damaged_row_pointers_are_told(csr, tmp_path, limit_bytes):
         dataset.graph.pin(limit_bytes)
         with pytest.raises(DataError, match=r"indptr\.npy: row 4 has -\d+ edges"):
             dataset.graph.rows(np.arange(10))
+
+
+@pytest.mark.parametrize("share", [0, 0.3, 1])
+def test_pages_in_ram_change_nothing_but_what_is_read(path, csr, share):
+    with gnnx.open(path, memory="4MiB") as dataset:
+        graph, file = dataset.graph, dataset.array("edges/node-edge-node/indices").file
+        graph.pin(8 * (NUM_NODES + 1))
+        kept = np.flatnonzero(np.random.default_rng(0).random(graph.num_pages) < share)
+        if share == 1:
+            kept = np.arange(graph.num_pages)
+        graph.keep_pages(kept)
+        topology = dataset.ledger.owners(Tier.HOST)["topology"] - -(-8 * (NUM_NODES + 1) // 64) * 64
+        assert topology <= graph.page_bytes(len(kept))
+        before = file.num_rows
+        for positions in requests(NUM_EDGES):
+            assert np.array_equal(graph.take(positions), csr[1][positions])
+            absent = ~np.isin(positions // graph.page_entries, kept)
+            assert file.num_rows - before == absent.sum()
+            before = file.num_rows
+        for bad in (-1, NUM_EDGES):
+            with pytest.raises(DataError, match=f"position {bad} "):
+                graph.take(np.array([0, bad]))
+
+
+def test_a_page_outside_the_graph_is_named(path):
+    with gnnx.open(path, memory="4MiB") as dataset:
+        number = dataset.graph.num_pages
+        with pytest.raises(DataError, match=f"page {number} among {number} pages"):
+            dataset.graph.keep_pages(np.array([0, number]))
+
+
+def test_pages_beyond_the_budget_are_refused(path):
+    with gnnx.open(path, memory="256KiB") as dataset:
+        free = dataset.ledger.free_bytes(Tier.HOST)
+        with (
+            dataset.ledger.reserve(free - 4096, Tier.HOST, "somebody"),
+            pytest.raises(BudgetError, match="topology"),
+        ):
+            dataset.graph.keep_pages(np.arange(dataset.graph.num_pages))

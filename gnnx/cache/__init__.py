@@ -5,13 +5,20 @@ rest moves bytes: `features` keeps rows, `staging` and `packs` bring those of a 
 `lookahead` makes windows ahead of the batches, `arrange` shares out the memory.
 """
 
-from gnnx.cache.access import access_bytes, every, expected_access, hottest, typed_access
+from gnnx.cache.access import (
+    access_bytes,
+    every,
+    expected_access,
+    expected_pages,
+    hottest,
+    typed_access,
+)
 from gnnx.cache.arrange import Arrangement, Decision, Demands, arrange, decide
 from gnnx.cache.features import AccessCounts, FeatureCache, overhead_bytes
 from gnnx.cache.forecast import Forecast, forecast
 from gnnx.cache.lookahead import Lookahead, WindowCounts
 from gnnx.cache.packs import PackedWindow
-from gnnx.cache.plan import HostNeeds, HostPlan, plan
+from gnnx.cache.plan import HostNeeds, HostPlan, plan, split
 from gnnx.cache.rows import RowSet
 from gnnx.cache.staging import StagedWindow
 from gnnx.cache.strategy import Demand, Strategy, choose, held_bytes, read_cost
@@ -43,11 +50,13 @@ __all__ = [
     "decide",
     "every",
     "expected_access",
+    "expected_pages",
     "forecast",
     "held_bytes",
     "hottest",
     "overhead_bytes",
     "plan",
     "read_cost",
+    "split",
     "typed_access",
 ]

@@ -58,6 +58,23 @@ def probability_kernel(spared: Any) -> None:
         spared[i] = np.float32(0.0 - np.expm1(np.float64(spared[i])))
 
 
+@kernel
+def page_kernel(start: Any, degree: Any, probability: Any, fanout: Any, page_entries: Any,
+                expected: Any) -> None:  # fmt: skip
+    """Add to each page how often a batch is expected to draw from it, one row after the other.
+
+    A row over several pages has its draws spread over them.
+    """
+    for i in range(start.shape[0]):
+        if degree[i] == 0 or probability[i] == 0.0:
+            continue
+        first = start[i] // page_entries
+        last = (start[i] + degree[i] - 1) // page_entries
+        share = 1.0 if fanout < 0 else min(1.0, fanout / (last - first + 1))
+        for page in range(first, last + 1):
+            expected[page] += probability[i] * share
+
+
 @inlined
 def _magnitude(bits: Any) -> Any:
     """Float bits as an integer that orders non-negative floats; -0 is 0."""

@@ -187,6 +187,55 @@ def _reach(
             )
 
 
+def expected_pages(
+    graph: GraphStore,
+    seeds: FeatureStore | NDArray[np.int64],
+    fanouts: Sequence[int],
+    batch_size: int,
+) -> NDArray[np.float32]:
+    """Probability that sampling a batch reads each page of the graph's sources.
+
+    Draws from a page in a batch, λ, are those of its rows: with the probability that all hops but
+    the last have reached a row's node, since those reached by the last one draw no more. Taken as
+    independent, some of them happen with 1 - exp(-λ).
+
+    Parameters
+    ----------
+    graph
+        In memory or on disk.
+    seeds
+        As of `expected_access`.
+    fanouts
+        As of `expected_access`.
+    batch_size
+        B.
+
+    Returns
+    -------
+    ndarray
+        (`GraphStore.num_pages`,) float32 in [0, 1], from the graph's ledger.
+
+    Raises
+    ------
+    BudgetError
+        HOST does not hold `access_bytes` and the answer.
+    """
+    expected = graph.ledger.empty(graph.num_pages, np.float32, Tier.HOST, "access")
+    expected[:] = 0.0
+    reached = expected_access(graph, seeds, fanouts[:-1], batch_size)
+    most = -1 if -1 in fanouts else max(fanouts)
+    piece = _piece(graph.ledger)
+    for begin in range(0, graph.num_nodes, piece):
+        nodes = every(min(piece, graph.num_nodes - begin), graph.ledger, first=begin)
+        _kernels.page_kernel(
+            *graph.rows(nodes), reached[begin:], most, graph.page_entries, expected
+        )
+    np.negative(expected, out=expected)
+    np.expm1(expected, out=expected)
+    np.abs(expected, out=expected)  # 1 - exp(-λ), and zero stays +0
+    return expected
+
+
 def _mark(
     seeds: FeatureStore | NDArray[np.int64],
     batch_size: int,

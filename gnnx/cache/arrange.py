@@ -8,19 +8,19 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from gnnx.cache.access import access_bytes, every, expected_access, hottest
+from gnnx.cache.access import access_bytes, every, expected_access, expected_pages, hottest
 from gnnx.cache.features import FeatureCache
-from gnnx.cache.plan import HostNeeds, HostPlan, plan
+from gnnx.cache.plan import HostNeeds, HostPlan, plan, split
 from gnnx.cache.strategy import Demand, Kind, Strategy, choose
 from gnnx.memory import Tier
-from gnnx.store import calibrate
+from gnnx.store import PAGE_BYTES, calibrate
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from numpy.typing import NDArray
 
-    from gnnx.store import Dataset, FeatureStore
+    from gnnx.store import Dataset, FeatureStore, GraphStore
 
 # HOST bytes of a batch in preparation: of a row, the sampler's table, then the list and order of
 # those to be read (30 measured, where all are read); beside them the sampler's pieces of edges
@@ -62,6 +62,8 @@ class Decision:
     """Who is wanted; None where all rows stay, or where HOST does not hold the ranking."""
     scores: NDArray[np.float32] | None
     """(N,) of `expected_access`; None as `demand`."""
+    pages: NDArray[np.int64] | None
+    """Pages of the graph that stay where its sources do not; None where there are none."""
     all_rows: bool
     """Whether all rows stay."""
 
@@ -79,7 +81,7 @@ class Arrangement:
 
 
 def decide(dataset: Dataset, demands: Demands) -> Decision:
-    """Share out what is free of HOST memory (`plan`, `choose`); holds no more than the scores.
+    """Share out what is free of HOST memory (`plan`, `choose`); holds the scores, and ids of pages.
 
     Where HOST does not hold the ranking, about 8 bytes a node, it would not hold rows worth
     ranking: none are kept, and there are no windows.
@@ -103,23 +105,38 @@ def decide(dataset: Dataset, demands: Demands) -> Decision:
     """
     graph, ledger, source = dataset.graph, dataset.ledger, dataset.features
     source.read(np.arange(min(1, source.num_rows)))  # the readers take their buffers, for good
+    graph.drop_pages()  # of an earlier decision
     free = ledger.free_bytes(Tier.HOST)
     needs = _needs(dataset, demands, _most_rows(demands))
     shared = plan(free, needs)
     one_by_one = Strategy("rows", 0, 1, 0, 0, 0.0)
     if shared == plan(None, needs):
         strategy = dataclasses.replace(one_by_one, num_kept=needs.num_rows)
-        return Decision(shared, strategy, None, None, all_rows=True)
+        return Decision(shared, strategy, None, None, None, all_rows=True)
     if free is None or access_bytes(graph.num_nodes) > free:
-        return Decision(shared, one_by_one, None, None, all_rows=False)
+        return Decision(shared, one_by_one, None, None, None, all_rows=False)
+    page_scores = _page_scores(graph, demands, free) if sum(needs.topology) else None
     scores = expected_access(graph, demands.seeds, demands.fanouts, demands.batch_size)
     # what a batch is expected to have, and some: far less than the most it can have
     needs = _needs(dataset, demands, 1.1 * float(scores.sum()))
     shared, demand = plan(free, needs), Demand.of(scores)
     disk = calibrate(source.file, dataset.io, ledger)
     dataset.io.gap_bytes = disk.gap_bytes
+    room, pages = free - shared.batches - shared.seeds - shared.topology, None  # rows may need less
+    if page_scores is not None and shared.topology < sum(needs.topology):
+        held = split(
+            room - graph.page_bytes(0),
+            demand if demands.keep_rows else Demand.of(scores[:0]),
+            needs.row_bytes + 8,
+            Demand.of(page_scores),
+            PAGE_BYTES,
+        )
+        if held:
+            pages = hottest(page_scores, held // PAGE_BYTES, ledger)
+            room -= graph.page_bytes(len(pages))
+    del page_scores
     strategy = choose(
-        shared.room,
+        min(room, shared.room),
         demand,
         needs.num_rows,
         needs.row_bytes,
@@ -128,10 +145,11 @@ def decide(dataset: Dataset, demands: Demands) -> Decision:
         gap_bytes=disk.gap_bytes,
         kinds=demands.kinds if demands.keep_rows else ("rows",),
     )
-    room = (free - scores.nbytes) // np.dtype(np.int64).itemsize - 64
-    count = min(strategy.num_kept, int(np.count_nonzero(scores)), room)
+    ranked = scores.nbytes + (0 if pages is None else pages.nbytes)
+    most = (free - ranked) // np.dtype(np.int64).itemsize - 64
+    count = min(strategy.num_kept, int(np.count_nonzero(scores)), most)
     strategy = dataclasses.replace(strategy, num_kept=count if demands.keep_rows else 0)
-    return Decision(shared, strategy, demand, scores, all_rows=False)
+    return Decision(shared, strategy, demand, scores, pages, all_rows=False)
 
 
 def arrange(dataset: Dataset, demands: Demands) -> Arrangement:
@@ -163,9 +181,20 @@ def arrange(dataset: Dataset, demands: Demands) -> Arrangement:
         ids = np.empty(0, np.int64)
     else:
         ids = hottest(decision.scores, strategy.num_kept, ledger)
+    pages = decision.pages
     del decision  # the scores' bytes are the graph's and the rows'
     dataset.graph.pin(shared.topology)
+    if pages is not None:
+        dataset.graph.keep_pages(pages)
+        del pages
     return Arrangement(FeatureCache(source, ids, ledger), strategy, shared.seeds > 0)
+
+
+def _page_scores(graph: GraphStore, demands: Demands, free: int) -> NDArray[np.float32] | None:
+    """Rank the pages of the graph, where HOST holds that."""
+    if access_bytes(graph.num_nodes) + 4 * graph.num_pages > free:
+        return None
+    return expected_pages(graph, demands.seeds, demands.fanouts, demands.batch_size)
 
 
 def _most_rows(demands: Demands) -> float:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from gnnx.cache.strategy import lengths
+from gnnx.store import GAP_BYTES
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -19,7 +20,6 @@ if TYPE_CHECKING:
     from gnnx.cache.strategy import Demand, Strategy
 
 _BLOCK = 4 << 10
-_GAP_BLOCKS = 4  # the engine reads gaps of up to 16 KiB
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -43,7 +43,7 @@ class Forecast:
 
 
 def forecast(demand: Demand, strategy: Strategy, num_rows: int, row_bytes: int,
-             num_steps: int) -> Forecast:  # fmt: skip
+             num_steps: int, gap_bytes: int = GAP_BYTES) -> Forecast:  # fmt: skip
     """Estimate the traffic of an epoch.
 
     Parameters
@@ -58,6 +58,8 @@ def forecast(demand: Demand, strategy: Strategy, num_rows: int, row_bytes: int,
         F.
     num_steps
         Batches of the epoch.
+    gap_bytes
+        Largest gap between rows that the engine reads: `ReadEngine.gap_bytes`.
 
     Returns
     -------
@@ -71,7 +73,7 @@ def forecast(demand: Demand, strategy: Strategy, num_rows: int, row_bytes: int,
         # in memory, a row is read where the window before did not have it
         fresh = (1 - within) if strategy.kind == "windows" else 1.0
         new = _beyond(demand, strategy.num_kept, within * fresh)
-        read = _spread(new, num_rows, row_bytes)
+        read = _spread(new, num_rows, row_bytes, gap_bytes // _BLOCK)
         rows, num_bytes, reads = (
             rows + times * new,
             num_bytes + times * read[0],
@@ -97,7 +99,7 @@ def _beyond(demand: Demand, kept: int, chance: NDArray[np.float64]) -> float:
     return float(sums[-1] - np.interp(kept, edges, sums))
 
 
-def _spread(count: float, num_rows: int, row_bytes: int) -> tuple[float, float]:
+def _spread(count: float, num_rows: int, row_bytes: int, gap_blocks: int) -> tuple[float, float]:
     """Bytes and number of the reads of rows that lie anywhere in the file.
 
     A share q of the blocks is touched. The next one that is lies g blocks further with probability
@@ -112,8 +114,8 @@ def _spread(count: float, num_rows: int, row_bytes: int) -> tuple[float, float]:
     q = -float(np.expm1(-count * per_row / num_blocks))
     if per_row > 1:  # the blocks of a row are one read
         count = min(count, q * num_blocks / per_row)
-    gaps = np.arange(1, _GAP_BLOCKS + 1)
+    gaps = np.arange(1, gap_blocks + 1)
     between = q * float(np.sum(gaps * (1 - q) ** gaps))
     touched = q * num_blocks
-    reads = min(count, touched) * (1 - q) ** (_GAP_BLOCKS)
+    reads = min(count, touched) * (1 - q) ** gap_blocks
     return touched * (1 + between) * _BLOCK, max(1.0, reads)

@@ -3,8 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import TYPE_CHECKING
+
+import numpy as np
 
 from gnnx.cache.features import overhead_bytes
+
+if TYPE_CHECKING:
+    from gnnx.cache.strategy import Demand
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -79,3 +85,39 @@ def plan(free_bytes: int | None, needs: HostNeeds) -> HostPlan:
     room = min(enough, left - more)
     rows = max(0, room - overhead_bytes(needs.num_rows)) // (needs.row_bytes + 8)
     return HostPlan(batches + more, seeds, topology, room, min(needs.num_rows, rows))
+
+
+def split(room: int, rows: Demand, row_bytes: int, pages: Demand, page_bytes: int) -> int:
+    """Share out a room between rows of features and pages of the graph: what pages get, in bytes.
+
+    Each spares one read with its probability, so those that spare most a byte come first, whichever
+    they are.
+
+    Parameters
+    ----------
+    room
+        HOST bytes.
+    rows
+        Who is wanted of the rows.
+    row_bytes
+        Of one of them.
+    pages
+        Who is wanted of the pages.
+    page_bytes
+        Of one of them.
+
+    Returns
+    -------
+    int
+        Bytes, of whole pages.
+    """
+    gain = np.append(rows.probability / row_bytes, pages.probability / page_bytes)
+    count = np.append(rows.count, pages.count)
+    sizes = np.append(np.full(len(rows.count), row_bytes), np.full(len(pages.count), page_bytes))
+    is_page = np.arange(len(gain)) >= len(rows.count)
+    order = np.argsort(-gain, kind="stable")
+    held = np.cumsum(count[order] * sizes[order])
+    before = held - count[order] * sizes[order]
+    # of the bin that exceeds the room, what fits
+    some = np.minimum(count[order], np.maximum(0, room - before) // sizes[order])
+    return int((some * sizes[order])[is_page[order]].sum())

@@ -8,12 +8,13 @@ from gnnx.store.keys import Keys
 from gnnx.store.manifest import Manifest
 from gnnx.store.rehearsal import smallest_named
 from gnnx.store.scratch import ScratchRows
-from gnnx.store.topology import GraphStore
+from gnnx.store.topology import PAGE_BYTES, GraphStore
 from gnnx.store.verification import Problem, verify
 from gnnx.store.writer import ArrayWriter, DatasetWriter, enough_named, whole_file
 
 __all__ = [
     "GAP_BYTES",
+    "PAGE_BYTES",
     "ArrayWriter",
     "ConstantFeatures",
     "Dataset",

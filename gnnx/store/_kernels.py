@@ -245,6 +245,29 @@ def gather(values: Any, positions: Any, out: Any) -> None:
 
 
 @kernel
+def count_absent(positions: Any, page_entries: Any, slot: Any) -> Any:
+    """Count the positions whose pages are not kept: ``slot[page] < 0``."""
+    count = 0
+    for i in range(positions.shape[0]):
+        count += slot[positions[i] // page_entries] < 0
+    return count
+
+
+@kernel
+def gather_pages(positions: Any, page_entries: Any, slot: Any, pages: Any, out: Any, absent: Any,
+                 places: Any) -> None:  # fmt: skip
+    """``out[i] = values[positions[i]]`` for pages that are kept; list the others with their i."""
+    n = 0
+    for i in range(positions.shape[0]):
+        page = positions[i] // page_entries
+        if slot[page] >= 0:
+            out[i] = pages[slot[page], positions[i] - page * page_entries]
+        else:
+            absent[n], places[n] = positions[i], i
+            n += 1
+
+
+@kernel
 def set_bits(ids: Any, bits: Any) -> None:
     """Set the bit of each id in a bitmap of bytes."""
     for i in range(ids.shape[0]):

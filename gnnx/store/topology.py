@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from gnnx.store.engine import ReadEngine
     from gnnx.store.features import DiskFeatures
 
+PAGE_BYTES = _kernels.BLOCK
+"""Of a page of sources: the block that a read brings, at least."""
 _PIECE_EDGES = 1 << 18
 _PIECE_SHARE = 128  # two pieces are alive, of 16 bytes an edge and as many for its row
 
@@ -42,10 +44,20 @@ class Rows(NamedTuple):
     """Their sources; not to be written to."""
 
 
+class _Pages(NamedTuple):
+    """Pages of the sources that are kept."""
+
+    slot: NDArray[np.int32]
+    """Where each page is, -1 where it is not kept."""
+    pages: NDArray[Any]
+    """The kept ones, (K, entries)."""
+
+
 class GraphStore:
     """In-edges of one edge type; made by `Dataset`.
 
-    Everything is on disk until `pin` keeps it in RAM; results do not depend on it. Arrays come
+    Everything is on disk until `pin` keeps it in RAM, or `keep_pages` some pages of the sources;
+    results do not depend on it. Arrays come
     from the ledger (HOST): resident ones under ``"topology"``, results under ``"sampler"``.
 
     Parameters
@@ -88,6 +100,7 @@ class GraphStore:
         self._engine = engine
         self._resident_indptr: NDArray[np.int64] | None = None
         self._resident_indices: NDArray[Any] | None = None
+        self._pages: _Pages | None = None
         self._loop_bits: NDArray[np.uint8] | None = None
         self._lock = threading.Lock()
 
@@ -157,13 +170,23 @@ class GraphStore:
         DataError
             A position is outside the E edges.
         """
-        if self._resident_indices is None:
+        if self._resident_indices is None and self._pages is None:
             out = self._empty(len(positions), self.index_dtype)
             self._indices.read(positions, torch.from_numpy(out))
             return out
         self._check(self._indices, positions, self.num_edges, "position")
         out = self._empty(len(positions), self.index_dtype)
-        _kernels.gather(self._resident_indices, positions, out)
+        if self._resident_indices is not None:
+            _kernels.gather(self._resident_indices, positions, out)
+            return out
+        kept = self._pages
+        assert kept is not None  # else all was read above
+        count = _kernels.count_absent(positions, self.page_entries, kept.slot)
+        absent, places = (self._empty(count, np.dtype(np.int64)) for _ in range(2))
+        _kernels.gather_pages(
+            positions, self.page_entries, kept.slot, kept.pages, out, absent, places
+        )
+        self._indices.read(absent, torch.from_numpy(out), places)
         return out
 
     def has_loop(self, nodes: NDArray[np.int64]) -> NDArray[np.bool_]:
@@ -207,6 +230,55 @@ class GraphStore:
             self._check(self._loops, ids, self.num_nodes, "node")
             _kernels.set_bits(ids, bits)
         return bits
+
+    @property
+    def page_entries(self) -> int:
+        """Sources of a page."""
+        return PAGE_BYTES // self.index_dtype.itemsize
+
+    @property
+    def num_pages(self) -> int:
+        """Pages of the sources; the last one may be short."""
+        return -(-self.num_edges // self.page_entries)
+
+    def page_bytes(self, count: int) -> int:
+        """HOST bytes of keeping so many pages: them, and a number for each page there is."""
+        return count * PAGE_BYTES + 4 * self.num_pages + 2 * 64
+
+    def keep_pages(self, pages: NDArray[np.int64]) -> None:
+        """Keep some pages of the sources in RAM, beside the disk; `take` reads the others.
+
+        Parameters
+        ----------
+        pages
+            (K,) int64, distinct and ascending, of the `num_pages`.
+
+        Raises
+        ------
+        DataError
+            A page is outside of them.
+        BudgetError
+            HOST does not hold `page_bytes` of K.
+        """
+        self._check(self._indices, pages, self.num_pages, "page")
+        slot = self.ledger.empty(self.num_pages, np.int32, Tier.HOST, "topology")
+        shape = len(pages), self.page_entries
+        kept = self.ledger.empty(shape, self.index_dtype, Tier.HOST, "topology")
+        slot[:] = -1
+        slot[pages] = np.arange(len(pages), dtype=np.int32)
+        layout = Layout(
+            HEADER_BYTES, PAGE_BYTES, PAGE_BYTES, HEADER_BYTES + self._indices.entry.num_bytes
+        )
+        if len(pages):
+            raw = kept.reshape(-1).view(np.uint8)
+            self._engine.submit(self._indices.file, layout, pages, raw, num_rows=len(pages)).wait(
+                WAIT_S
+            )
+        self._pages = _Pages(slot, kept)
+
+    def drop_pages(self) -> None:
+        """Give back what `keep_pages` keeps."""
+        self._pages = None
 
     @property
     def unpinned(self) -> tuple[int, ...]:

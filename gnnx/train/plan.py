@@ -123,8 +123,13 @@ def make_plan(
     ledger, demands, num_steps = dataset.ledger, loader.demands, len(loader)
     decision = decide(dataset, demands)
     shared, strategy, demand = decision.shared, decision.strategy, decision.demand
+    pages = decision.pages
     del decision  # the scores' bytes
     dataset.graph.pin(shared.topology)
+    topology = shared.topology
+    if pages is not None:
+        dataset.graph.keep_pages(pages)
+        topology += dataset.graph.page_bytes(len(pages))
     batches = _rehearse(loader, model, step)
     rows = statistics.mean(batch.num_rows for batch in batches)
     other = statistics.mean(batch.other_bytes for batch in batches)
@@ -137,7 +142,8 @@ def make_plan(
     if strategy.num_kept == source.num_rows:
         missed, read, disk_s = 0, 0.0, 0.0
     elif demand is not None:
-        traffic = forecast(demand, strategy, source.num_rows, source.row_bytes, num_steps)
+        gap = dataset.io.gap_bytes
+        traffic = forecast(demand, strategy, source.num_rows, source.row_bytes, num_steps, gap)
         missed, packed = traffic.rows_from_disk, traffic.rows_from_packs
         read, written = float(traffic.disk_read_bytes), traffic.disk_written_bytes
         disk_s = num_steps * strategy.cost_bytes / _bytes_per_s(dataset)
@@ -157,7 +163,7 @@ def make_plan(
             "read buffers": buffers,
             "batches in preparation": shared.batches,
             "seeds and labels": shared.seeds,
-            "topology": shared.topology,
+            "topology": topology,
             "feature rows": kept,
             strategy.kind if strategy.kind != "rows" else "row index": max(0, lookahead - kept),
         },
