@@ -6,8 +6,11 @@ import sys
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.csv
 import pyarrow.parquet as pq
 import pytest
+
+from gnnx.prepare import prepare
 
 SCRIPT = """
 import json, sys
@@ -82,3 +85,15 @@ def test_resident_bytes_stay_in_the_budget(tmp_path, verb, mebibytes):
     assert sizes["peak"] <= mebibytes << 20
     # 2 MiB: what Python's own objects and a gzip stream take
     assert sizes["growth"] <= 1.05 * (mebibytes << 20) + (2 << 20)
+
+
+@pytest.mark.slow
+def test_large_text_with_keys_fits_a_small_budget(tmp_path):
+    """Its reader pins several buffers, of 31 MiB each unless it is told better."""
+    keys = np.char.add("customer-", np.arange(200_000).astype("U6"))
+    ends = np.random.default_rng(0).integers(0, len(keys), (2, 3_000_000))
+    table = pa.table({"src": pa.array(keys).take(ends[0]), "dst": pa.array(keys).take(ends[1])})
+    pyarrow.csv.write_csv(table, tmp_path / "e.csv")
+    (tmp_path / "e.toml").write_text('[edges]\nfiles = ["e.csv"]\n')
+    report = prepare(tmp_path / "e.toml", tmp_path / "out", memory="256MiB")
+    assert (report.num_nodes, report.edges_read) == (200_000, 3_000_000)
