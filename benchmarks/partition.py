@@ -2,16 +2,21 @@
 
 usage: benchmarks/partition.py DATASET [--parts 8,16,32,64] [--methods random,stream,kaminpar,…]
        benchmarks/partition.py DATASET --reads    what batches read before and after ordering
+       benchmarks/partition.py DATASET --whole    one `gnnx partition`, in a process of its own
 
 The first prints alpha, cut, balance and seconds of each method on the same graph: `kaminpar` as it
 comes, `refined` by gnnx (`gnnx partition --method quality` is the better of `refined` and
 `stream`), `metis` where pymetis is installed. The second makes an epoch of batches under a memory
-budget on the dataset, on its order by readers, and on its parts.
+budget on the dataset, on its order by readers, and on its parts. The third prints time and memory;
+where there is no dataset, it makes the community graph of --nodes and --edges with one feature.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
+import subprocess
+import sys
 import tempfile
 import time
 from pathlib import Path
@@ -23,6 +28,7 @@ import gnnx
 from gnnx.memory import Tier
 from gnnx.partition import Problem, StreamSearch, measure, partition, random_parts
 from gnnx.partition.multilevel import Symmetric, multilevel_parts
+from gnnx.prepare import synth
 
 
 def assign(problem: Problem, method: str, folder: Path) -> Any:
@@ -106,23 +112,65 @@ def reads(path: Path, memory: str, fanouts: list[int], num_parts: int) -> None:
                 )
 
 
+WHOLE = """
+import json, sys, time
+import gnnx
+from gnnx.memory import peak_rss_bytes
+from gnnx.partition import partition
+
+path, out, parts, method, memory = sys.argv[1:]
+begin, stages = time.perf_counter(), {}
+def told(stage, done, total):
+    stages[stage.split(",")[0]] = time.perf_counter() - begin, time.process_time()
+report = partition(path, out, num_parts=int(parts), method=method, overwrite=True, progress=told,
+                   memory=memory if memory != "-" else None)
+print(json.dumps({"seconds": time.perf_counter() - begin, "cpu": time.process_time(),
+                  "peak": peak_rss_bytes(), "alpha": report.quality.alpha, "stages": stages}))
+"""
+
+
+def whole(path: Path, num_parts: int, method: str, memory: str, sizes: tuple[int, int]) -> None:
+    """Print what a partition takes, from opening the dataset to the last synced byte."""
+    if not path.exists():
+        synth(path, num_nodes=sizes[0], num_edges=sizes[1], num_features=1, num_classes=16)
+    with tempfile.TemporaryDirectory(dir=path.parent) as folder:
+        words = [str(path), f"{folder}/parts", str(num_parts), method, memory]
+        done = subprocess.run(
+            [sys.executable, "-c", WHOLE, *words], stdout=subprocess.PIPE, text=True, check=True
+        )
+    found = json.loads(done.stdout)
+    print(
+        f"P {num_parts} {method}: {found['seconds']:.1f} s, CPU {found['cpu']:.1f} s, "
+        f"peak {found['peak'] >> 20} MiB, interpreter and all, alpha {found['alpha']:.3f}"
+    )
+    for stage, (at, cpu) in found["stages"].items():
+        print(f"  {stage} until {at:.1f} s (CPU {cpu:.1f})")
+
+
 def main() -> None:
-    """Measure one of the two."""
+    """Measure one of the three."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("dataset", type=Path)
     parser.add_argument("--parts", default="8,16,32,64")
     parser.add_argument("--methods", default="random,stream,kaminpar,refined")
     parser.add_argument("--balance", default="nodes")
     parser.add_argument("--reads", action="store_true")
+    parser.add_argument("--whole", action="store_true")
+    parser.add_argument("--nodes", type=int, default=5_000_000)
+    parser.add_argument("--edges", type=int, default=100_000_000)
     parser.add_argument("--memory", default="128MiB")
     parser.add_argument("--fanouts", default="15,10,5")
     args = parser.parse_args()
     all_parts = [int(parts) for parts in args.parts.split(",")]
-    if args.reads:
+    methods = args.methods.split(",")
+    if args.whole:
+        sizes = args.nodes, args.edges
+        whole(args.dataset, all_parts[-1], methods[-1], args.memory, sizes)
+    elif args.reads:
         fanouts = [int(fanout) for fanout in args.fanouts.split(",")]
         reads(args.dataset, args.memory, fanouts, all_parts[-1])
     else:
-        compare(args.dataset, all_parts, args.methods.split(","), args.balance.split(","))
+        compare(args.dataset, all_parts, methods, args.balance.split(","))
 
 
 if __name__ == "__main__":

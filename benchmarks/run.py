@@ -17,6 +17,21 @@ BENCHMARKS = {
     "attention": ["attention.py"],
     "sage_step": ["sage_step.py"],
     "prepare": ["prepare.py", str(DATA)],
+    "prepare-csv": [
+        "prepare.py",
+        str(DATA),
+        *["--form", "csv", "--nodes", "5000000", "--edges", "50000000"],
+    ],
+    "prepare-keys": [
+        "prepare.py",
+        str(DATA),
+        *["--form", "keys", "--nodes", "1000000", "--edges", "10000000"],
+    ],
+    "partition": [
+        "partition.py",
+        str(DATA / "c100m"),
+        *["--whole", "--methods", "stream", "--parts", "16", "--memory", "1GiB"],
+    ],
     "outofcore": ["outofcore.py", str(DATA)],
     "budget": ["budget.py", str(DATA)],
 }

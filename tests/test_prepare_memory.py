@@ -6,6 +6,7 @@ import sys
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.csv
 import pyarrow.parquet as pq
 import pytest
 
@@ -95,11 +96,6 @@ def test_a_budget_that_is_refused_is_told_one_that_works(tmp_path):
     np.savetxt(tmp_path / "edges.txt", ends, "%d")
     np.save(tmp_path / "edges.npy", ends)
     np.save(tmp_path / "x.npy", rng.random((20_000, 64)))
-    (tmp_path / "typed.toml").write_text(
-        '[[nodes]]\ntype = "a"\ncount = 20000\n[[edges]]\nsrc_type = "a"\nrelation = "to"\n'
-        'dst_type = "a"\nfiles = "pairs.csv"\nsrc = "u"\ndst = "v"\n'
-    )
-    np.savetxt(tmp_path / "pairs.csv", ends, "%d", ",", header="u,v", comments="")
     synth(made, num_nodes=20_000, num_edges=200_000, num_features=8, num_classes=2)
     works = {
         "synth": lambda **options: synth(
@@ -119,3 +115,15 @@ def test_a_budget_that_is_refused_is_told_one_that_works(tmp_path):
             work(out=tmp_path / name, memory="100KiB")
         assert refused.value.remedy == "Give --memory at least 16MiB: with that it works."
         work(out=tmp_path / name, memory=refused.value.smallest_bytes)
+
+
+@pytest.mark.slow
+def test_large_text_with_keys_fits_a_small_budget(tmp_path):
+    """Its reader pins several buffers, of 31 MiB each unless it is told better."""
+    keys = np.char.add("customer-", np.arange(200_000).astype("U6"))
+    ends = np.random.default_rng(0).integers(0, len(keys), (2, 3_000_000))
+    table = pa.table({"src": pa.array(keys).take(ends[0]), "dst": pa.array(keys).take(ends[1])})
+    pyarrow.csv.write_csv(table, tmp_path / "e.csv")
+    (tmp_path / "e.toml").write_text('[edges]\nfiles = ["e.csv"]\n')
+    report = prepare(tmp_path / "e.toml", tmp_path / "out", memory="256MiB")
+    assert (report.num_nodes, report.edges_read) == (200_000, 3_000_000)

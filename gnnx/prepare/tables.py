@@ -32,6 +32,8 @@ if TYPE_CHECKING:
     from gnnx.threads import Progress
 
 _BATCH = 1 << 16  # rows that come out of DuckDB at a time
+_LINE_BYTES = 2_000_000  # of a line of CSV, at most
+_CSV_BYTES = 16 * _LINE_BYTES  # of a buffer of CSV; a scan of DuckDB pins several
 _SMALLEST_BYTES = 32 << 20  # below which DuckDB does not start
 _THREAD_BYTES = 64 << 20
 _TEXT = {".csv", ".tsv", ".txt", ".edgelist", ".content", ".cites"}
@@ -91,6 +93,7 @@ class Tables:
                 smallest_bytes=3 * _SMALLEST_BYTES,
             )
         self._held = workspace.ledger.reserve(share, Tier.HOST, "tables")
+        self._csv_bytes = min(_CSV_BYTES, share // 32)
         self._spill = tempfile.mkdtemp(prefix=".gnnx-tables-", dir=workspace.folder)
         self.db = duckdb.connect(
             ":memory:",
@@ -152,7 +155,8 @@ class Tables:
             f"header={table.header}, skip={table.skip}, "
             f"delim={literal(_delimiter(paths[0], table))}, "
             f"quote={literal(table.quote)}, escape={literal(table.quote)}, comment='', "
-            f"encoding='{table.encoding}', nullstr='', allow_quoted_nulls=false, strict_mode=true)"
+            f"encoding='{table.encoding}', nullstr='', allow_quoted_nulls=false, strict_mode=true, "
+            f"buffer_size={self._csv_bytes}, max_line_size={min(_LINE_BYTES, self._csv_bytes)})"
         )
 
     def matches(self, name: str) -> list[Path]:
