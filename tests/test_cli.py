@@ -111,6 +111,7 @@ def test_options_are_frozen():
         " --seed --log --log-dir --trace"
     )
     assert found == {
+        "bench": "",  # a group: its verb io has --seconds --memory --json
         "synth": "--nodes --edges --features --classes --split --seed --memory --threads"
         " --overwrite --quiet --json",
         "prepare": "--features --labels --train --val --test --num-nodes"

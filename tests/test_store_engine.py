@@ -168,6 +168,8 @@ def test_closing_does_not_wait_for_ever(path, gate, monkeypatch):
     monkeypatch.setattr(engine, "CLOSE_WAIT_S", 0.05)
     dataset = gnnx.open(path, memory="64MiB")
     dataset.features.fetch(ROWS)
+    while not gate.entered:
+        time.sleep(0.001)
     with pytest.raises(RunError, match=r"x\.npy: a read has not ended within 0.05 s"):
         dataset.close()
     gate.open()

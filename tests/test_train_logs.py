@@ -133,6 +133,6 @@ def test_the_verb_writes_them(folder, tmp_path):
     more = [*words, *state, "--epochs", 3, "--resume"]
     shown = CliRunner().invoke(app, list(map(str, more)))
     assert shown.exit_code == 0
-    assert "per row" in shown.stdout
+    assert "/row" in shown.stdout
     lines = (tmp_path / "log").read_text().splitlines()
     assert [json.loads(line)["epoch"] for line in lines] == [0, 1, 2]

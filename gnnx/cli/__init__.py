@@ -11,6 +11,7 @@ import typer
 
 import gnnx
 from gnnx.cli import (
+    bench,
     doctor,
     export,
     infer,
@@ -49,6 +50,8 @@ _EXAMPLES: dict[Callable[..., Answer], str] = {
 }
 for _verb, _example in _EXAMPLES.items():
     app.command(epilog=f"Example: {_example}")(guarded(_verb))
+bench.app.command(epilog="Example: gnnx bench io graph --seconds 10")(guarded(bench.io))
+app.add_typer(bench.app, name="bench")
 
 
 def _print_version(wanted: bool) -> None:

@@ -275,9 +275,9 @@ def epochs_table(epochs: "list[EpochReport]", metric: str = "accuracy") -> Table
     from gnnx.memory import format_bytes
 
     table = Table(title="epochs", title_justify="left")
-    names = "epoch", "loss", f"val {metric}", "seconds", "waited", "in memory", "read", "per row"
+    names = "epoch", "loss", f"val {metric}", "time", "wait", "hits", "read", "/row"
     for name in names:  # 80 columns hold no more
-        table.add_column(name, justify="right")
+        table.add_column(name, justify="right", no_wrap=True)
     for report in epochs:
         hits = report.rows_hit / max(1, report.rows_requested)
         table.add_row(

@@ -97,7 +97,7 @@ class GATConv(nn.Module):
         weight = self.linear.weight.view(self.heads, self.out_features, self.in_features)
         att = torch.cat([self.att_src, self.att_dst])
         folded = torch.einsum("hg,hgf->hf", att, torch.cat([weight, weight]))
-        a_src, a_dst = nn.functional.linear(h, folded).split(self.heads, 1)
+        a_src, a_dst = nn.functional.linear(h, folded).chunk(2, 1)
         out = ops.attention(
             edges.indptr,
             edges.indices,

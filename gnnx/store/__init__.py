@@ -9,6 +9,7 @@ from gnnx.store.manifest import Manifest
 from gnnx.store.rehearsal import smallest_named
 from gnnx.store.scratch import ScratchRows
 from gnnx.store.topology import PAGE_BYTES, GraphStore
+from gnnx.store.trial import Trial, try_reads
 from gnnx.store.verification import Problem, verify
 from gnnx.store.writer import ArrayWriter, DatasetWriter, enough_named, whole_file
 
@@ -29,11 +30,13 @@ __all__ = [
     "Problem",
     "ReadEngine",
     "ScratchRows",
+    "Trial",
     "calibrate",
     "enough_named",
     "known",
     "open",
     "smallest_named",
+    "try_reads",
     "verify",
     "whole_file",
 ]

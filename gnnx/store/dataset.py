@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Self
 
 from gnnx.errors import DataError, UsageError
 from gnnx.memory import Budget, Ledger, format_bytes
-from gnnx.store.engine import ReadEngine
+from gnnx.store.engine import IO_TIMEOUT_S, ReadEngine
 from gnnx.store.features import ConstantFeatures, DiskFeatures
 from gnnx.store.keys import Keys, class_names, open_keys, relation_names
 from gnnx.store.manifest import HEADER_BYTES, ArrayEntry, Manifest, edges_folder
@@ -38,6 +38,8 @@ class Dataset:
         Where all buffers of the run come from.
     io_threads
         Reader threads.
+    io_timeout_s
+        Seconds in which the disk brings nothing, after which reading fails.
 
     Attributes
     ----------
@@ -53,10 +55,17 @@ class Dataset:
         Its readers, with counters of all that was read.
     """
 
-    def __init__(self, path: Path, ledger: Ledger, *, io_threads: int = 16) -> None:
+    def __init__(
+        self,
+        path: Path,
+        ledger: Ledger,
+        *,
+        io_threads: int = 16,
+        io_timeout_s: float = IO_TIMEOUT_S,
+    ) -> None:
         self.path, self.ledger, self.io_threads = path, ledger, io_threads
         self.manifest = _checked_manifest(path)
-        self.io = ReadEngine(ledger, io_threads)
+        self.io = ReadEngine(ledger, io_threads, io_timeout_s)
         self._arrays: dict[str, DiskFeatures] = {}
         self._graphs: dict[EdgeType, GraphStore] = {}
         self._lock = threading.RLock()
@@ -76,8 +85,11 @@ class Dataset:
             The disk does not answer, so that a reader cannot be stopped.
         """
         self.io.close()
-        for array in self._arrays.values():
-            array.file.close()
+        if (
+            not self.io.is_dead
+        ):  # a reader that is stuck would go on in whatever file has its number
+            for array in self._arrays.values():
+                array.file.close()
 
     def __repr__(self) -> str:
         size = format_bytes(sum(entry.num_bytes for entry in self.manifest.arrays.values()))
@@ -311,6 +323,7 @@ def open(
     memory: str | int | None = None,
     device_memory: str | int | None = None,
     io_threads: int = 16,
+    io_timeout_s: float = IO_TIMEOUT_S,
 ) -> Dataset:
     """Open a dataset: reads the manifest and the files' sizes, and nothing else.
 
@@ -324,6 +337,8 @@ def open(
         Budget of the DEVICE tier; default: no limit.
     io_threads
         Threads that read from the disk.
+    io_timeout_s
+        Seconds in which the disk brings nothing, after which reading fails.
 
     Returns
     -------
@@ -340,7 +355,7 @@ def open(
     if io_threads < 1:
         raise UsageError(f"{io_threads} reader threads", "Give at least 1.")
     ledger = Ledger(Budget.parse(memory, device_memory))
-    return Dataset(Path(path), ledger, io_threads=io_threads)
+    return Dataset(Path(path), ledger, io_threads=io_threads, io_timeout_s=io_timeout_s)
 
 
 def _checked_manifest(path: Path) -> Manifest:

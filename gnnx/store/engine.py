@@ -9,8 +9,8 @@ slower than runs across small gaps, and a memory map is thirty times slower.
 
 from __future__ import annotations
 
-import concurrent.futures
 import errno
+import functools
 import mmap
 import os
 import queue
@@ -27,6 +27,7 @@ from gnnx.store import _kernels
 from gnnx.store._kernels import BLOCK, read_chunks
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
     from numpy.typing import NDArray
@@ -39,8 +40,11 @@ GAP_BYTES = 32 << 10
 SMALLEST_RUN = 128 << 10
 WAIT_S = 300.0
 """Default time limit of a wait, in seconds: far beyond what a working disk takes."""
+IO_TIMEOUT_S = 120.0
+"""Default time, in seconds, after which a disk that brings nothing at all is given up."""
 CLOSE_WAIT_S = 30.0
 """Time limit of closing, in seconds: a reader ends the read that it is in."""
+_LOOK_S = 0.5  # between looks at whether the disk brings anything
 
 _CHUNKS_PER_READER = 8
 _SMALLEST_BUFFER = 64 << 10
@@ -157,11 +161,20 @@ class Job:
         Of `read_chunks`, up to the reader's own.
     held
         What must live until the last reader is done.
+    disk
+        Knows whether anything is read.
     """
 
     def __init__(
-        self, file: DataFile, num_rows: int, num_chunks: int, arguments: tuple[Any, ...], held: Any
+        self,
+        file: DataFile,
+        num_rows: int,
+        num_chunks: int,
+        arguments: tuple[Any, ...],
+        held: Any,
+        disk: _Disk,
     ) -> None:
+        self._disk = disk
         self.file, self.num_rows, self.num_chunks = file, num_rows, num_chunks
         self.state = np.zeros(2, np.int64)
         self.arguments, self._held = arguments, held
@@ -184,19 +197,26 @@ class Job:
         DataError
             The file is shorter than it was.
         RunError
-            A read failed, time is up, or the readers are gone.
+            A read failed, time is up, nothing was read for too long, or the readers are gone.
         """
         if not self._finished.is_set() and self._pid != os.getpid():
             raise RunError(
                 f"{self.file.path}: the process was forked while rows were read",
                 "Fetch the rows again in the child process.",
             )
-        if not self._finished.wait(timeout_s):
-            raise RunError(
-                f"{self.file.path}: {self.num_rows} rows were not read within {timeout_s:g} s, "
-                f"{self._chunks_done} of {self.num_chunks} chunks are",
-                "Check that the disk answers.",
-            )
+        limit = time.monotonic() + timeout_s
+        while not self._finished.wait(min(_LOOK_S, max(0.0, limit - time.monotonic()))):
+            what = None
+            if self._disk.is_dead():
+                what = f"nothing was read for {self._disk.timeout_s:g} s"
+            elif time.monotonic() >= limit:
+                what = f"{self.num_rows} rows were not read within {timeout_s:g} s"
+            if what is not None:
+                raise RunError(
+                    f"{self.file.path}: {what}, {self._chunks_done} of {self.num_chunks} chunks "
+                    "are there",
+                    "Check that the disk answers.",
+                )
         if self._error is not None:
             raise self._error
 
@@ -257,6 +277,59 @@ class Job:
             self._finished.set()
 
 
+class _Disk:
+    """Whether the disk brings anything: looked at by those who wait, since readers may be stuck."""
+
+    def __init__(self, timeout_s: float, progress: Callable[[], int]) -> None:
+        self.timeout_s, self._progress = timeout_s, progress
+        self._seen, self._since, self._lock = -1, time.monotonic(), threading.Lock()
+        self.dead = False
+
+    def begin(self) -> None:
+        """Tell that there is something to read again."""
+        with self._lock:
+            self._seen, self._since = -1, time.monotonic()
+
+    def is_dead(self) -> bool:
+        """Whether nothing has come for too long, while something was wanted; it stays so."""
+        with self._lock:
+            seen, now = self._progress(), time.monotonic()
+            if seen != self._seen:
+                self._seen, self._since = seen, now
+            self.dead = self.dead or now - self._since >= self.timeout_s
+            return self.dead
+
+
+class _Readers:
+    """Threads that take calls from a queue; a process can end although one never returns."""
+
+    def __init__(self, count: int) -> None:
+        self._calls: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._threads = [
+            threading.Thread(target=self._work, name=f"gnnx-read_{i}", daemon=True)
+            for i in range(count)
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def submit(self, call: Callable[[], None]) -> None:
+        """Let a thread make a call."""
+        self._calls.put(call)
+
+    def stop(self, timeout_s: float) -> None:
+        """End the threads behind the calls that wait."""
+        for _ in self._threads:
+            self._calls.put(None)
+        limit = time.monotonic() + timeout_s
+        for thread in self._threads:
+            thread.join(max(0.0, limit - time.monotonic()))
+
+    def _work(self) -> None:
+        while (call := self._calls.get()) is not None:
+            call()
+            del call  # the last job's arrays
+
+
 def _read_error(path: Path, result: NDArray[np.int64]) -> GnnxError | None:
     """Tell what a reader's result means."""
     code, at, expected, found = (int(value) for value in result[_kernels.ERRNO :])
@@ -289,6 +362,8 @@ class ReadEngine(Traffic):
         Buffers (owner ``"read buffers"``) and sorted requests (``"read plan"``) come from here.
     num_readers
         Threads that read at the same time, at most.
+    timeout_s
+        Seconds without any progress after which waits fail.
 
     Attributes
     ----------
@@ -302,7 +377,9 @@ class ReadEngine(Traffic):
         HOST bytes that the buffers take from the first request on.
     """
 
-    def __init__(self, ledger: Ledger, num_readers: int = 16) -> None:
+    def __init__(
+        self, ledger: Ledger, num_readers: int = 16, timeout_s: float = IO_TIMEOUT_S
+    ) -> None:
         super().__init__()
         self.busy_s, self.gap_bytes = 0.0, GAP_BYTES
         limit = ledger.budget.limit(Tier.HOST)
@@ -314,7 +391,7 @@ class ReadEngine(Traffic):
         size = total // self.num_readers // BLOCK * BLOCK
         self._buffer_size = max(BLOCK, min(size, LARGEST_RUN + BLOCK))
         self._sort_rows = max(4096, 1 << 20 if limit is None else limit // 128)
-        self._ledger = ledger
+        self._ledger, self._timeout_s = ledger, timeout_s
         self._memory: NDArray[np.uint8] | None = None
         self._closed = False
         self._reset()
@@ -323,7 +400,8 @@ class ReadEngine(Traffic):
     def _reset(self) -> None:
         """No threads, as in a new engine and in a forked child."""
         self._lock = threading.Lock()
-        self._executor: concurrent.futures.ThreadPoolExecutor | None = None
+        self._readers: _Readers | None = None
+        self._disk = _Disk(self._timeout_s, self._progress)
         self._idle: queue.SimpleQueue[NDArray[np.uint8]] = queue.SimpleQueue()
         self._jobs: set[Job] = set()
         self._num_jobs = np.zeros(1, np.int64)  # of `_jobs`, for readers without the GIL
@@ -384,7 +462,7 @@ class ReadEngine(Traffic):
             if self._closed:
                 raise _closed(file.path)
             fd = file.open()
-            executor = self._start()
+            readers = self._start()
         gap = self.gap_bytes if gap is None else gap
         order, shift = (rows, 0) if size is None else self._sorted(rows, size)
         bounds = np.empty(self.num_readers * _CHUNKS_PER_READER + 1, np.int64)
@@ -403,16 +481,18 @@ class ReadEngine(Traffic):
             _NO_SLOTS if slots is None else slots,
             out.ctypes.data,
         )
-        job = Job(file, num_rows, num_chunks, arguments, out)
+        job = Job(file, num_rows, num_chunks, arguments, out, self._disk)
         with self._lock:
             if self._closed:
                 raise _closed(file.path)
             for traffic in (file, self):
                 traffic.num_rows += num_rows
+            if not self._jobs:
+                self._disk.begin()
             self._jobs.add(job)
             self._num_jobs[0] = len(self._jobs)
             for _ in range(min(num_chunks, self.num_readers)):
-                executor.submit(self._serve, job)
+                readers.submit(functools.partial(self._serve, job))
         return job
 
     def _sorted(self, rows: NDArray[np.int64], size: int) -> tuple[NDArray[np.int64], int]:
@@ -426,17 +506,25 @@ class ReadEngine(Traffic):
         _kernels.sort_rows(rows, shift, row_bits, order, scratch)
         return order, shift
 
-    def _start(self) -> concurrent.futures.ThreadPoolExecutor:
+    @property
+    def is_dead(self) -> bool:
+        """Whether the disk was given up: nothing came for too long."""
+        return self._disk.dead
+
+    def _progress(self) -> int:
+        """Count what readers have begun and ended so far: it changes as long as the disk reads."""
+        begun = sum(int(job.state[_kernels.TICKET]) for job in tuple(self._jobs))
+        return self.num_reads + begun
+
+    def _start(self) -> _Readers:
         """Make the threads and their buffers when first asked for; the lock is held."""
-        if self._executor is None:
+        if self._readers is None:
             if self._memory is None:
                 self._memory = self._take_buffers()
             for buffer in self._memory:
                 self._idle.put(buffer)
-            self._executor = concurrent.futures.ThreadPoolExecutor(
-                self.num_readers, thread_name_prefix="gnnx-read"
-            )
-        return self._executor
+            self._readers = _Readers(self.num_readers)
+        return self._readers
 
     def _take_buffers(self) -> NDArray[np.uint8]:
         """As many and as large buffers as HOST has room for, down to one block."""
@@ -479,8 +567,8 @@ class ReadEngine(Traffic):
             if job.done():
                 self._jobs.discard(job)
                 self._num_jobs[0] = len(self._jobs)
-            elif job.has_chunks() and self._executor is not None and not self._closed:
-                self._executor.submit(self._serve, job)  # behind those that wait
+            elif job.has_chunks() and self._readers is not None and not self._closed:
+                self._readers.submit(functools.partial(self._serve, job))  # behind those that wait
 
     def _begin(self) -> None:
         with self._lock:
@@ -510,11 +598,13 @@ class ReadEngine(Traffic):
             jobs = list(self._jobs)
         for job in jobs:
             job.cancel()
+        if self._disk.dead:  # whoever waited knows; a reader that is stuck keeps what it writes to
+            return
         for job in jobs:
             job.settled(CLOSE_WAIT_S)
-        if self._executor is not None:
-            self._executor.shutdown(wait=True)
-        self._executor, self._memory = None, None
+        if self._readers is not None:
+            self._readers.stop(CLOSE_WAIT_S)
+        self._readers, self._memory = None, None
         self._idle = queue.SimpleQueue()
         self._jobs.clear()
 
