@@ -97,13 +97,13 @@ class GATConv(nn.Module):
         weight = self.linear.weight.view(self.heads, self.out_features, self.in_features)
         att = torch.cat([self.att_src, self.att_dst])
         folded = torch.einsum("hg,hgf->hf", att, torch.cat([weight, weight]))
-        a_src, a_dst = nn.functional.linear(h, folded).chunk(2, 1)
+        terms = nn.functional.linear(h, folded)
         out = ops.attention(
             edges.indptr,
             edges.indices,
             x,
-            a_dst[: block.num_dst],
-            a_src,
+            terms[: block.num_dst, self.heads :],
+            terms[:, : self.heads],
             slope=self.slope,
             transpose=edges.transpose,
         )
