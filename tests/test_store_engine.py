@@ -172,6 +172,7 @@ def test_closing_does_not_wait_for_ever(path, gate, monkeypatch):
         time.sleep(0.001)
     with pytest.raises(RunError, match=r"x\.npy: a read has not ended within 0.05 s"):
         dataset.close()
+    monkeypatch.setattr(engine, "CLOSE_WAIT_S", 30.0)
     gate.open()
     dataset.close()
     assert readers() == []
