@@ -48,7 +48,7 @@ SETS = {
     "amazon-photo": Set(
         "{data}/amazon-photo/amazon_electronics_photo.npz --undirected"
         " --split per-class:20,30,rest",
-        "--hidden 64 --fanouts 20,20 --epochs 60 --eval-every 5",
+        "--hidden 64 --fanouts 20,20 --epochs 60",
         bar=88,
         linear=74.8,
         drawn=True,
@@ -78,8 +78,8 @@ SETS = {
     ),
     "wordnet": Set(
         "{recipes}/wordnet.toml --root {data}",
-        "--model sage --fanouts 10,10 --epochs 9 --lr 0.003 --weight-decay 0 --dropout 0.3"
-        " --eval-every 3",
+        "--model sage --hidden 128 --fanouts 10,10 --epochs 6 --lr 0.005 --weight-decay 0"
+        " --dropout 0.2 --eval-every 3",
         bar=55,
         linear=32.9,
         make="apt-get download wordnet-base && dpkg-deb -x wordnet-base_*.deb unpacked"
