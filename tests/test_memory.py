@@ -304,7 +304,7 @@ def test_budget_error_says_what_is_missing():
 
 @pytest.mark.parametrize(
     ("tier", "option"),
-    [(Tier.HOST, "--memory"), (Tier.DEVICE, "--device-memory"), (Tier.DISK, "--disk")],
+    [(Tier.HOST, "--memory"), (Tier.DEVICE, "--device-memory"), (Tier.DISK, "a disk budget of")],
 )
 def test_budget_error_names_the_option(tier, option):
     with pytest.raises(BudgetError, match=rf"\nGive {option} at least 1MiB\.$"):

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from gnnx.store import Dataset
     from gnnx.train import EpochReport, Plan, TrainReport
 
+PLAIN_MODELS = ("gcn", "sage", "gin", "gat", "gatv2")
 TYPED_MODELS = ("rgcn", "hetero-sage")
 
 
@@ -250,7 +251,7 @@ def _config(
         raise UsageError(
             f"{dataset.path}: {model} is for graphs of {'several types' if typed else 'one type'}, "
             f"and this one has {kinds if found else 'one'}",
-            f"Choose --model {' or '.join(TYPED_MODELS if found else ('gcn', 'sage'))}.",
+            f"Choose --model {' or '.join(TYPED_MODELS if found else PLAIN_MODELS)}.",
         )
     for what, width in ("features", dataset.num_features), ("labels", dataset.num_classes):
         if width == 0 and not (typed and what == "features"):

@@ -216,7 +216,7 @@ class Account:
         """Enter bytes; refuses what the limit does not hold."""
         if self.limit is not None and self.held + size > self.limit:
             smallest = self.held + size
-            option = {"host": "--memory", "device": "--device-memory", "disk": "--disk"}
+            option = {"host": "--memory", "device": "--device-memory", "disk": "a disk budget of"}
             raise BudgetError(
                 f"{self.tier.value} memory: {owner} needs {size} bytes, "
                 f"{self.limit - self.held} of {self.limit} are free",
