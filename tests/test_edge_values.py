@@ -402,6 +402,17 @@ def test_arrays_of_an_archive_and_graphs_in_memory(tmp_path):
     assert weights(tmp_path / "out") == {("a", "b"): (3.0,), ("b", "a"): (3.0,)}
 
 
+@pytest.mark.parametrize("dtype", ["bool", "int8", "uint8", "int16", "uint16"])
+def test_sums_of_small_integers_do_not_wrap(tmp_path, dtype):
+    largest = 1 if dtype == "bool" else np.iinfo(dtype).max
+    np.save(tmp_path / "e.npy", np.array([[0, 1], [0, 1], [0, 1], [1, 0]]))
+    np.save(tmp_path / "a.npy", np.full((4, 1), largest, dtype))
+    given = {"num_nodes": 2, "edge_attr": tmp_path / "a.npy", "memory": "16MiB"}
+    prepare(tmp_path / "e.npy", tmp_path / "out", duplicates="sum", **given)
+    found = np.load(tmp_path / "out/edges/node-edge-node/attr.npy")
+    assert (found.dtype, found.tolist()) == (np.int32, [[largest], [3 * largest]])
+
+
 @pytest.mark.parametrize(
     ("name", "values", "message"),
     [

@@ -40,6 +40,8 @@ _ATTR = {
     "uint32": "int64",
     **{name: name for name in ("float32", "float16", "int8", "uint8", "int16", "int32", "int64")},
 }
+# What sums of values are stored as, where their own dtype soon overflows.
+_SUMMED = {"float16": "float32", "int8": "int32", "uint8": "int32", "int16": "int32"}
 _MERGED = {
     "weight": _kernels.ADD,
     "attr": _kernels.ADD,
@@ -199,8 +201,8 @@ class EdgeValueWriter:
                 f"{rows.where}: edge {name} of {rows.dtype} and shape {rows.shape}",
                 "Give a matrix of numbers." if name == "attr" else "Give one number to an edge.",
             )
-        if stored == "float16" and self._rules.duplicates == "sum":
-            stored = "float32"
+        if self._rules.duplicates == "sum":
+            stored = _SUMMED.get(stored, stored)
         dtype = _DTYPES.get(name, stored)
         none = np.empty((0, width), dtype)
         return _Value(rows, dtype, width, _FILLS.get(name, 0.0), _MERGED[name], none)
