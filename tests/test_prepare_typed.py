@@ -270,6 +270,13 @@ def test_what_is_wrong_with_a_raw_folder_is_named(mag, tmp_path):
             "edges[1].type: no node type 'town'",
         ),
         ('files = "in.csv"', "", "edges[1].files: missing"),
+        ('files = "in.csv"', 'files = "in.csv"\nweight = "w"', "edges[1].weight: not read"),
+        ('files = "in.csv"', 'files = "in.csv"\nattr = ["w"]', "edges[1].attr: not read"),
+        ('files = "in.csv"', 'files = "in.csv"\ntime = "w"', "edges[1].time: not read"),
+        ('files = "cites.npy"', 'files = "cites.npy"\nrelation = "w"', "edges[2].relation: not"),
+        ('label = "area"', 'labels = ["area"]', "nodes[0].labels: not read"),
+        ('label = "area"', 'tags = "area"', "nodes[0].tags: not read"),
+        ("count = 3", 'count = 3\nlabel = "area"', "nodes[2].label: not read"),
         ("[[edges]]\ntype", "[edges]\ntype", None),
     ],
 )
