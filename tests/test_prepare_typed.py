@@ -333,6 +333,57 @@ def test_graphbolt_folder_of_a_real_graph(shared_data, tmp_path):
         assert np.array_equal(np.load(out / f"nodes/author/{name}.npy"), np.sort(seeds))
 
 
+def typed_graphbolt(folder, labels=None, parts="seeds labels", node_type="paper"):
+    """Three papers, two authors; seeds 2 and 0 of the papers."""
+    folder.mkdir()
+    np.save(folder / "writes.npy", np.array([[0, 1, 1], [1, 0, 1]]))
+    np.save(folder / "seeds.npy", np.array([2, 0]))
+    np.save(folder / "labels.npy", np.array([1, 0]) if labels is None else labels)
+    data = "".join(f"\n          - {{name: {n}, path: {n}.npy}}" for n in parts.split())
+    (folder / "metadata.yaml").write_text(f"""
+graph:
+  nodes: [{{type: paper, num: 3}}, {{type: author, num: 2}}]
+  edges: [{{type: "author:writes:paper", format: numpy, path: writes.npy}}]
+tasks:
+  - name: node_classification
+    train_set:
+      - type: {node_type}
+        data:{data}
+""")
+    return folder
+
+
+def test_graphbolt_labels_stand_at_their_seeds(tmp_path):
+    pytest.importorskip("yaml")
+    prepare(typed_graphbolt(tmp_path / "g"), tmp_path / "out", memory="64MiB")
+    assert np.load(tmp_path / "out/nodes/paper/y.npy").tolist() == [0, -1, 1]
+    assert np.load(tmp_path / "out/nodes/paper/train.npy").tolist() == [0, 2]
+
+
+def test_graphbolt_sets_without_labels_are_splits(tmp_path):
+    pytest.importorskip("yaml")
+    prepare(typed_graphbolt(tmp_path / "g", parts="seeds"), tmp_path / "out", memory="64MiB")
+    assert np.load(tmp_path / "out/nodes/paper/train.npy").tolist() == [0, 2]
+    assert not (tmp_path / "out/nodes/paper/y.npy").exists()
+
+
+@pytest.mark.parametrize(
+    ("changes", "cause"),
+    [
+        ({"labels": np.array([0.5, 1.7])}, r"labels\.npy: float64 \(2,\)"),
+        ({"labels": np.array([1])}, r"seeds\.npy: int64 \(2,\), labels\.npy: int64 \(1,\)"),
+        (
+            {"node_type": "venue"},
+            r"metadata\.yaml: not as GraphBolt lays it out: KeyError: 'venue'",
+        ),
+    ],
+)
+def test_graphbolt_sets_that_are_wrong_are_named(tmp_path, changes, cause):
+    pytest.importorskip("yaml")
+    with pytest.raises(DataError, match=cause):
+        prepare(typed_graphbolt(tmp_path / "g", **changes), tmp_path / "out", memory="64MiB")
+
+
 def test_debian_s_script_and_recipe(tmp_path):
     """The class of a file is the section of its packages, where these agree."""
     (tmp_path / "Contents").write_text(
