@@ -306,6 +306,21 @@ def test_wrong_tables_are_named(folder, file, text, cause):
         prepare(folder / "graph.toml", folder / "out", memory="256MiB")
 
 
+def test_what_a_killed_run_leaves_is_said_to_begin_anew(folder, monkeypatch):
+    """Nothing stands for a typed graph's inputs: none is asked for, and no stage is kept."""
+    monkeypatch.setattr("gnnx.prepare.build.origin_of", None)
+    with monkeypatch.context() as patch:
+        patch.setattr("gnnx.store.writer.shutil.rmtree", lambda *_args, **_options: None)
+        patch.setattr("gnnx.prepare.typed.TypedReport.counts", lambda _: 1 / 0)  # near the end
+        with pytest.raises(ZeroDivisionError):
+            prepare(folder / "graph.toml", folder / "out", memory="256MiB")
+    with pytest.raises(DataError, match="stages done: none") as caught:
+        gnnx.open(folder / "out")
+    assert caught.value.remedy == "Give the same command again: it begins anew."
+    prepare(folder / "graph.toml", folder / "out", memory="256MiB")
+    assert verify(folder / "out") == []
+
+
 def test_unknown_ends_can_be_left_out(folder):
     (folder / "writes.csv").write_text("who,what\nbob,10\neve,30\nann,31\n")
     (folder / "graph.toml").write_text(
