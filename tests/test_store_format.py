@@ -222,7 +222,8 @@ def test_what_is_no_dataset_is_refused(tmp_path):
     (tmp_path / "folder").mkdir()
     assert refusal("folder") == f"{tmp_path}/folder: not a gnnx dataset: no manifest.json"
     (tmp_path / ".half.partial").mkdir()
-    assert refusal("half") == f"{tmp_path}/half: its preparation has not ended"
+    half = f"{tmp_path}/half: incomplete: its preparation has not ended; stages done: none"
+    assert refusal("half") == half
     (tmp_path / "file").touch()
     assert refusal("file") == f"{tmp_path}/file: not a gnnx dataset: no manifest.json"
 
