@@ -49,6 +49,7 @@ _KINDS: dict[str | None, tuple[Kind, ...]] = {
     "packs": ("packs",),
     None: ("rows",),
 }
+_CLUSTER_ROW_BYTES, _CLUSTER_EDGE_BYTES = 24, 16  # scratch of `ClusterSampler`, rounded up
 _ONE_BY_ONE = Strategy("rows", 0, 1, 0, 0, 0.0)
 _log = logging.getLogger("gnnx")
 
@@ -353,6 +354,8 @@ class Loader:
                 fanouts=(),
                 batch_size=self._clusters.num_nodes,
                 kinds=("rows",),
+                scratch_bytes=_CLUSTER_ROW_BYTES * self._clusters.num_nodes
+                + _CLUSTER_EDGE_BYTES * self._clusters.most_edges(self.dataset.graph),
             )
         return demands
 
