@@ -171,6 +171,10 @@ class Trainer:
             "schedule": schedule if isinstance(schedule, str) else "own",
             "autocast": str(autocast),
             "metric": metric,
+            "loss": "own" if loss else "cross-entropy",
+            "class_weights": class_weights.tolist()
+            if isinstance(class_weights, torch.Tensor)
+            else class_weights,
         }
 
     def _make_loader(
@@ -481,6 +485,12 @@ class Trainer:
                     f"{self.checkpoint}: {name} was {value} and is {mine[name]} now",
                     "Resume with the settings and the data set of the checkpoint.",
                 )
+        shapes = {name: list(value.shape) for name, value in self.model.state_dict().items()}
+        if shapes != {name: list(value.shape) for name, value in content["model"].items()}:
+            raise UsageError(
+                f"{self.checkpoint}: its weights are those of another model",
+                "Resume with the model of the checkpoint.",
+            )
         self.model.load_state_dict(content["model"])
         self.optimizer.load_state_dict(content["optimizer"])
         scheduler.load_state_dict(content["scheduler"])
