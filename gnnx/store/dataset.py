@@ -312,7 +312,7 @@ class Dataset:
             raise UsageError(
                 f"{self.path} has {len(self.node_types)} node types and {len(self.edge_types)} "
                 "edge types, not one each",
-                "Take Dataset.graphs, which has the edges by type.",
+                "Take Dataset.graphs, which has the edges by type; the verb is for graphs of one.",
             )
         return self.edge_types[0]
 
