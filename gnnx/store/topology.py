@@ -5,12 +5,12 @@ Letters: N nodes, E edges, R rows or positions asked. Row d of the CSR lists the
 
 from __future__ import annotations
 
-import threading
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
 
+from gnnx import threads
 from gnnx.errors import DataError
 from gnnx.memory import Tier
 from gnnx.store import _kernels
@@ -102,7 +102,7 @@ class GraphStore:
         self._resident_indices: NDArray[Any] | None = None
         self._pages: _Pages | None = None
         self._loop_bits: NDArray[np.uint8] | None = None
-        self._lock = threading.Lock()
+        self._lock = threads.Lock()
 
     def __repr__(self) -> str:
         return f"GraphStore({self.num_nodes} nodes, {self.num_edges} edges)"
