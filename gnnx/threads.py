@@ -143,7 +143,7 @@ _locks: weakref.WeakSet[Lock] = weakref.WeakSet()
 
 
 def _after_fork() -> None:
-    """Forget, in a child, the threads of its parent; where it computed, torch's are lost as well."""
+    """Forget, in a child, its parent's threads; where that computed, torch's are lost as well."""
     if _pool.executor is not None and "torch" in sys.modules:
         sys.modules["torch"].set_num_threads(1)
     _pool.forget()

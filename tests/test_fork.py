@@ -1,4 +1,4 @@
-"""Processes forked in the middle of an epoch, and datasets sent to workers: never a wait for ever."""
+"""Processes forked in the middle of an epoch, and datasets sent to workers: no endless wait."""
 
 import multiprocessing
 import pickle

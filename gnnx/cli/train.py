@@ -177,6 +177,7 @@ def train(
     import gnnx
     from gnnx.loader import Trace
     from gnnx.nn import build_model
+    from gnnx.train import check_memory
 
     set_threads(threads)
     check_device(device)
@@ -186,6 +187,8 @@ def train(
         progress.shown(quiet=quiet) as report,
     ):
         config = _config(opened, model, hidden, len(hops), dropout) | own.get(model, {})
+        with torch.device("meta"):  # weights of no size: the system would kill, and not tell
+            check_memory(build_model(config))
         options: dict[str, Any] = {
             "fanouts": hops,
             "batch_size": batch_size,

@@ -217,6 +217,7 @@ class Dataset:
                     self.array(f"{folder}/indptr"),
                     self.array(f"{folder}/indices"),
                     self._array_or_ids(f"{folder}/loops"),
+                    self.manifest.nodes[edge_type[0]].count,
                     self.io,
                     self.ledger,
                 )
@@ -311,8 +312,19 @@ class Dataset:
         with self._lock:
             if name not in self._arrays:
                 path = self.path / f"{name}.npy"
-                self._arrays[name] = DiskFeatures(path, entry, self.io, self.ledger)
+                values = self._values_of(name, entry)
+                self._arrays[name] = DiskFeatures(path, entry, self.io, self.ledger, values)
             return self._arrays[name]
+
+    def _values_of(self, name: str, entry: ArrayEntry) -> tuple[int, int] | None:
+        """Lowest value of an array of ids or classes, and the one after the highest."""
+        folder, _, last = name.rpartition("/")
+        kind = self.manifest.nodes.get(folder.removeprefix("nodes/"))
+        if kind is None or not entry.dtype.startswith("int") or len(entry.shape) > 1:
+            return None
+        if last in {"train", "val", "test"}:
+            return 0, kind.count
+        return (-1, kind.num_classes) if last == "y" and kind.num_classes else None
 
     def _edge_type(self) -> EdgeType:
         if self.is_typed or not self.edge_types:

@@ -133,7 +133,15 @@ class _TextKeys(Keys):
         return len(self._offsets) - 1
 
     def of(self, ids: NDArray[np.int64]) -> list[str]:
-        spans = zip(self._offsets[ids].tolist(), self._offsets[ids + 1].tolist(), strict=True)
+        begins, ends = self._offsets[ids], self._offsets[ids + 1]
+        bad = np.flatnonzero((begins < 0) | (begins > ends) | (ends > len(self._text)))
+        if len(bad):
+            path, at = getattr(self._offsets, "filename", "keys"), bad[0]
+            raise DataError(
+                f"{path}: key {ids[at]} is bytes {begins[at]} to {ends[at]} of {len(self._text)}",
+                "The file is damaged: find where with gnnx verify.",
+            )
+        spans = zip(begins.tolist(), ends.tolist(), strict=True)
         try:
             return [self._text[begin:end].tobytes().decode() for begin, end in spans]
         except UnicodeDecodeError as error:
