@@ -4,7 +4,10 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
+import gnnx
 from gnnx.cli import app
+from gnnx.errors import DataError
+from gnnx.prepare import synth
 
 N, E = 120, 900
 RECIPE = """
@@ -120,3 +123,32 @@ def test_every_file_damaged(root, name, damage):
             file.unlink(missing_ok=True)
             file.write_bytes(data)
     assert run("verify", root / name, "--quiet")[0] == 0
+
+
+@pytest.mark.parametrize("at", [4096 + 7, -1])
+def test_a_damaged_order_of_keys_is_named(root, at):
+    """The ids before the nodes were put into parts, and the order by which keys are looked up."""
+    with gnnx.open(root / "whole", memory="64MiB") as dataset:
+        keys = dataset.keys.of(np.arange(N))
+        assert np.array_equal(dataset.keys.ids(keys), np.arange(N))
+    file = root / "whole" / "nodes" / "node" / "key_order.npy"
+    data = file.read_bytes()
+    file.write_bytes(flipped(data, at))
+    try:
+        refused = pytest.raises(DataError, match=r"key_order\.npy: node -\d+ among 120 nodes")
+        with gnnx.open(root / "whole", memory="64MiB") as dataset, refused:
+            dataset.keys.ids(keys)
+    finally:
+        file.write_bytes(data)
+
+
+def test_damaged_ids_of_before_are_not_exported(tmp_path):
+    sizes = {"num_nodes": N, "num_edges": E, "num_features": 3, "num_classes": 3}
+    synth(tmp_path / "made", **sizes, memory="64MiB")
+    assert run("partition", tmp_path / "made", tmp_path / "parted", "--parts", 3, "--quiet")[0] == 0
+    file = tmp_path / "parted" / "nodes" / "node" / "id.npy"
+    file.write_bytes(flipped(file.read_bytes(), -1))
+    code, _, err = run("export", tmp_path / "parted", tmp_path / "out.csv")
+    assert (code, len(err.splitlines())) == (3, 2)
+    assert f"{file}: node -" in err
+    assert not (tmp_path / "out.csv").exists()

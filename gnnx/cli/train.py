@@ -176,8 +176,6 @@ def train(
 
     import gnnx
     from gnnx.loader import Trace
-    from gnnx.nn import build_model
-    from gnnx.train import check_memory
 
     set_threads(threads)
     check_device(device)
@@ -187,8 +185,6 @@ def train(
         progress.shown(quiet=quiet) as report,
     ):
         config = _config(opened, model, hidden, len(hops), dropout) | own.get(model, {})
-        with torch.device("meta"):  # weights of no size: the system would kill, and not tell
-            check_memory(build_model(config))
         options: dict[str, Any] = {
             "fanouts": hops,
             "batch_size": batch_size,
@@ -205,7 +201,7 @@ def train(
             "device": device,
         }
         trainer = gnnx.Trainer(
-            build_model(config),
+            _model(config, device),
             opened,
             autocast=torch.bfloat16 if bf16 else None,
             checkpoint=checkpoint,
@@ -229,6 +225,19 @@ def train(
     if plan is not None:
         tables.insert(1, plan_table(plan, result))
     return Answer(document | result.as_dict(), Group(*tables))
+
+
+def _model(config: dict[str, Any], device: str) -> Any:
+    """Make the model, if its training fits the memory: the system would kill, and not tell."""
+    import torch
+
+    from gnnx.nn import build_model
+    from gnnx.train import check_memory
+
+    if torch.device(device).type == "cpu":
+        with torch.device("meta"):  # where weights take nothing
+            check_memory(build_model(config))
+    return build_model(config)
 
 
 def _observers(
