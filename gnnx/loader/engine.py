@@ -13,6 +13,7 @@ import contextlib
 import dataclasses
 import functools
 import logging
+import os
 import time
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
@@ -369,13 +370,15 @@ class Loader:
         self._current = epoch
         try:
             for step in range(epoch.first, epoch.num_steps):
+                epoch.check_owner()
                 self._submit(epoch, max(step, epoch.first + self._ahead - 1))
                 yield self._next(epoch)  # by no name: the consumer alone holds it from now on
             self.epoch = epoch.number + 1
         finally:
-            epoch.ahead.stop()
-            _discard(epoch.jobs, self.timeout_s)
-            epoch.end()
+            if epoch.is_own:  # a forked child would wait for threads that it does not have
+                epoch.ahead.stop()
+                _discard(epoch.jobs, self.timeout_s)
+                epoch.end()
 
     def _look_ahead(self, epoch: _Epoch) -> Lookahead:
         """Begin to bring the rows of the epoch's batches."""
@@ -558,6 +561,20 @@ class _Epoch:
         self.num_begun, self.num_done = first, 0
         self.sample_s = self.copy_s = self.wait_s = 0.0
         self._final: EpochStats | None = None
+        self._pid = os.getpid()
+
+    @property
+    def is_own(self) -> bool:
+        """Whether this process began the pass, not one that it was forked from."""
+        return self._pid == os.getpid()
+
+    def check_owner(self) -> None:
+        """Raise where the process was forked inside the pass."""
+        if not self.is_own:
+            raise RunError(
+                f"epoch {self.number}: the process was forked in the middle of it",
+                "Iterate over the loader anew in the child process.",
+            )
 
     def begin(self, ahead: Lookahead, fill_bytes: int) -> None:
         """Count from here on."""

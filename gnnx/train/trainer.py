@@ -26,7 +26,7 @@ from gnnx.train.base import base_rss_bytes
 from gnnx.train.checkpoint import has_state, read_state, write_state
 from gnnx.train.metrics import METRICS, MetricName, Metrics, evaluate
 from gnnx.train.objective import make_loss, make_optimizer, make_scheduler
-from gnnx.train.plan import make_plan, rehearse
+from gnnx.train.plan import check_memory, make_plan, rehearse
 from gnnx.train.reports import EpochReport, MemoryReport, TrainReport
 
 if TYPE_CHECKING:
@@ -147,6 +147,8 @@ class Trainer:
         self.eval_every, self.patience, self.schedule = eval_every, patience, schedule
         self.checkpoint = None if checkpoint is None else Path(checkpoint)
         self.checkpoint_every, self.metric = checkpoint_every, metric
+        if self.device.type == "cpu":
+            check_memory(model, num_states=2 if isinstance(optimizer, str) else 0)
         self.base_rss_bytes = base_rss_bytes(model, dataset)
         self.model.to(self.device)
         self._new_loader = functools.partial(
