@@ -6,7 +6,6 @@ Shapes: N nodes, B seeds, C classes.
 from __future__ import annotations
 
 import dataclasses
-import functools
 import math
 import time
 from collections.abc import Mapping
@@ -151,9 +150,7 @@ class Trainer:
             check_memory(model, num_states=2 if isinstance(optimizer, str) else 0)
         self.base_rss_bytes = base_rss_bytes(model, dataset)
         self.model.to(self.device)
-        self._new_loader = functools.partial(
-            self._make_loader, fanouts, batch_size, clusters_per_batch
-        )
+        self._batching = fanouts, batch_size, clusters_per_batch
         self.loader = self._new_loader(dataset)
         self.optimizer = make_optimizer(optimizer, model, lr, weight_decay)
         with smallest_named(dataset, self._rehearse):
@@ -179,13 +176,8 @@ class Trainer:
             else class_weights,
         }
 
-    def _make_loader(
-        self,
-        fanouts: Sequence[int] | Mapping[EdgeType, Sequence[int]],
-        batch_size: int,
-        clusters_per_batch: int | None,
-        dataset: Dataset,
-    ) -> Any:
+    def _new_loader(self, dataset: Dataset) -> Any:
+        fanouts, batch_size, clusters_per_batch = self._batching
         options: dict[str, Any] = {"seed": self.seed, "device": self.device}
         if dataset.is_typed:
             if clusters_per_batch is not None:
