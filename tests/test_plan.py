@@ -15,6 +15,7 @@ from gnnx.cli import app
 from gnnx.errors import BudgetError
 from gnnx.nn import GCN, SAGE
 from gnnx.prepare import prepare, synth
+from gnnx.store import rehearsal
 from gnnx.train import Trainer, evaluate
 
 FANOUTS = [5, 5]
@@ -182,6 +183,51 @@ def test_closed_datasets_give_their_ledgers_back_without_the_collector(small):
         assert set(memory.ledger._ledgers) <= before
     finally:
         gc.enable()
+
+
+def test_no_rehearsal_takes_more_than_is_available(small, monkeypatch):
+    """It would end in the kernel's kill, not in a message."""
+    available, asked = 120 << 10, []
+    real = rehearsal._needed
+
+    def needed(dataset, attempt, tier, num_bytes):
+        asked.append(num_bytes)
+        return real(dataset, attempt, tier, num_bytes)
+
+    monkeypatch.setattr(rehearsal, "available_bytes", lambda: available)
+    monkeypatch.setattr(rehearsal, "_needed", needed)
+    with pytest.raises(BudgetError) as caught:
+        fit(small, memory="60KiB")
+    assert len(asked) == 1
+    assert asked[0] <= available
+    assert "with that it works" not in caught.value.remedy
+    available = 1 << 30
+    with pytest.raises(BudgetError, match="with that it works"):
+        fit(small, memory="60KiB")
+
+
+def test_rehearsals_give_their_memory_back_before_the_next(small, monkeypatch):
+    alive, real = [], rehearsal._needed
+
+    def needed(*arguments):
+        alive.append(len(memory.ledger._ledgers))
+        return real(*arguments)
+
+    def work():
+        with pytest.raises(BudgetError):
+            fit(small, memory="60KiB")
+
+    monkeypatch.setattr(rehearsal, "_needed", needed)
+    work()  # compiling leaves cycles of its own, once
+    gc.collect()
+    alive.clear()
+    gc.disable()
+    try:
+        work()
+    finally:
+        gc.enable()
+    assert len(alive) > 3
+    assert max(alive) == alive[0]
 
 
 def run(*words, code=0):
