@@ -11,8 +11,10 @@ from typer.testing import CliRunner
 
 import gnnx
 from gnnx import memory
+from gnnx.cache import FeatureCache
 from gnnx.cli import app
 from gnnx.errors import BudgetError
+from gnnx.memory import Tier
 from gnnx.nn import GCN, SAGE
 from gnnx.prepare import prepare, synth
 from gnnx.store import rehearsal
@@ -228,6 +230,43 @@ def test_rehearsals_give_their_memory_back_before_the_next(small, monkeypatch):
         gc.enable()
     assert len(alive) > 3
     assert max(alive) == alive[0]
+
+
+@pytest.mark.parametrize("tier", ["memory", "device_memory"])
+def test_rehearsals_read_no_rows_into_the_cache(small, monkeypatch, tier):
+    kept, fill, real = [], FeatureCache.fill, Trainer._rehearse
+
+    def rehearse(trainer, dataset):
+        def filled(cache):
+            kept.append(cache.num_kept)
+            fill(cache)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(FeatureCache, "fill", filled)
+            real(trainer, dataset)
+
+    monkeypatch.setattr(Trainer, "_rehearse", rehearse)
+    with pytest.raises(BudgetError, match="with that it works"):
+        fit(small, **({"memory": "64MiB"} | {tier: "60KiB"}))
+    assert kept
+    assert set(kept) == {0}
+
+
+def test_an_evaluation_gets_the_memory_of_the_rows(small, monkeypatch):
+    """Also where `Loader.lent` left them, since half of the budget was free."""
+    with gnnx.open(small, memory="64MiB") as dataset:
+        trainer = make(dataset)
+        seen = []
+
+        def short(*arguments, **options):
+            seen.append(trainer.loader.features.is_filled)
+            if seen[-1]:
+                dataset.ledger.reserve(1 << 30, Tier.HOST, "evaluation")
+            return evaluate(*arguments, **options)
+
+        monkeypatch.setattr("gnnx.train.trainer.evaluate", short)
+        trainer.fit(1)
+    assert seen == [True, False, False]
 
 
 def run(*words, code=0):
