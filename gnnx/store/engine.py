@@ -281,7 +281,8 @@ class _Disk:
     """Whether the disk brings anything: looked at by those who wait, since readers may be stuck."""
 
     def __init__(self, timeout_s: float, progress: Callable[[], int]) -> None:
-        self.timeout_s, self._progress = timeout_s, progress
+        self.timeout_s = timeout_s
+        self._progress = weakref.WeakMethod(progress)  # of who holds this: no cycle keeps a ledger
         self._seen, self._since, self._lock = -1, time.monotonic(), threading.Lock()
         self.dead = False
 
@@ -292,8 +293,9 @@ class _Disk:
 
     def is_dead(self) -> bool:
         """Whether nothing has come for too long, while something was wanted; it stays so."""
+        progress = self._progress()
         with self._lock:
-            seen, now = self._progress(), time.monotonic()
+            seen, now = self._seen if progress is None else progress(), time.monotonic()
             if seen != self._seen:
                 self._seen, self._since = seen, now
             self.dead = self.dead or now - self._since >= self.timeout_s

@@ -6,7 +6,6 @@ Shapes: N nodes, B seeds, C classes.
 from __future__ import annotations
 
 import dataclasses
-import functools
 import math
 import time
 from collections.abc import Mapping
@@ -16,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 
 from gnnx import ops
-from gnnx.errors import DataError, RunError, UsageError
+from gnnx.errors import BudgetError, DataError, RunError, UsageError
 from gnnx.inference import parameter_dtype
 from gnnx.loader import HeteroLoader, Loader
 from gnnx.memory import Tier, peak_rss_bytes
@@ -151,9 +150,7 @@ class Trainer:
             check_memory(model, num_states=2 if isinstance(optimizer, str) else 0)
         self.base_rss_bytes = base_rss_bytes(model, dataset)
         self.model.to(self.device)
-        self._new_loader = functools.partial(
-            self._make_loader, fanouts, batch_size, clusters_per_batch
-        )
+        self._batching = fanouts, batch_size, clusters_per_batch
         self.loader = self._new_loader(dataset)
         self.optimizer = make_optimizer(optimizer, model, lr, weight_decay)
         with smallest_named(dataset, self._rehearse):
@@ -179,14 +176,9 @@ class Trainer:
             else class_weights,
         }
 
-    def _make_loader(
-        self,
-        fanouts: Sequence[int] | Mapping[EdgeType, Sequence[int]],
-        batch_size: int,
-        clusters_per_batch: int | None,
-        dataset: Dataset,
-    ) -> Any:
-        options: dict[str, Any] = {"seed": self.seed, "device": self.device}
+    def _new_loader(self, dataset: Dataset, **more: Any) -> Any:
+        fanouts, batch_size, clusters_per_batch = self._batching
+        options: dict[str, Any] = {"seed": self.seed, "device": self.device, **more}
         if dataset.is_typed:
             if clusters_per_batch is not None:
                 raise UsageError(
@@ -240,8 +232,12 @@ class Trainer:
         return self._plan
 
     def _rehearse(self, dataset: Dataset) -> None:
-        """Take the memory of the training on the same dataset, opened with another budget."""
-        rehearse(self._new_loader(dataset), self.model, self.device)
+        """Take the memory of the training on the same dataset, opened with another budget.
+
+        Without the rows and windows that batches and evaluations can do without: they would be read
+        into memory beside those of the training.
+        """
+        rehearse(self._new_loader(dataset, cache=None), self.model, self.device)
 
     def fit(
         self,
@@ -414,8 +410,9 @@ class Trainer:
 
     def _evaluate(self, split: str, progress: Progress | None) -> tuple[Metrics, float]:
         begin = time.perf_counter()
-        with self.loader.lent():
-            metrics = evaluate(
+
+        def metrics_of_split() -> Metrics:
+            return evaluate(
                 self.model,
                 self.dataset,
                 split,
@@ -424,6 +421,17 @@ class Trainer:
                 device=self.device,
                 progress=progress,
             )
+
+        try:
+            with self.loader.lent():
+                metrics = metrics_of_split()
+        except BudgetError as error:
+            if error.tier != Tier.HOST.value or not self.loader.features.is_filled:
+                raise
+            metrics = None  # again, when the error has let go of what its frames hold
+        if metrics is None:
+            with self.loader.released():
+                metrics = metrics_of_split()
         end = time.perf_counter()
         if self._trace is not None:
             self._trace.add("evaluate", begin, end, split=split)
