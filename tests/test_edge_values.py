@@ -402,11 +402,36 @@ def test_arrays_of_an_archive_and_graphs_in_memory(tmp_path):
     assert weights(tmp_path / "out") == {("a", "b"): (3.0,), ("b", "a"): (3.0,)}
 
 
+@pytest.mark.parametrize("dtype", ["bool", "int8", "uint8", "int16", "uint16"])
+def test_sums_of_small_integers_do_not_wrap(tmp_path, dtype):
+    largest = 1 if dtype == "bool" else np.iinfo(dtype).max
+    np.save(tmp_path / "e.npy", np.array([[0, 1], [0, 1], [0, 1], [1, 0]]))
+    np.save(tmp_path / "a.npy", np.full((4, 1), largest, dtype))
+    given = {"num_nodes": 2, "edge_attr": tmp_path / "a.npy", "memory": "16MiB"}
+    prepare(tmp_path / "e.npy", tmp_path / "out", duplicates="sum", **given)
+    found = np.load(tmp_path / "out/edges/node-edge-node/attr.npy")
+    assert (found.dtype, found.tolist()) == (np.int32, [[largest], [3 * largest]])
+
+
 @pytest.mark.parametrize(
     ("name", "values", "message"),
     [
         ("edge_weight", [1.0, 2.0], r"v\.npy: 2 rows of values, 3 edges"),
-        ("edge_weight", [1.0, np.nan, 2.0], r"v\.npy: edge 1: weight \[nan\] is not finite"),
+        (
+            "edge_weight",
+            [1.0, np.nan, 2.0],
+            r"v\.npy: edge 1, column 0: weight nan is not finite",
+        ),
+        (
+            "edge_weight",
+            [1.0, 2.0, 1e39],
+            r"v\.npy: edge 2, column 0: weight 1e\+39 is beyond the largest float32, 3\.4028",
+        ),
+        (
+            "edge_attr",
+            [[1.0, 2.0], [3.0, -1e39], [0, 0]],
+            r"v\.npy: edge 1, column 1: attr -1e\+39 is beyond the largest float32",
+        ),
         ("edge_weight", [[1, 2]] * 3, r"v\.npy: edge weight of int64 and shape \(3, 2\)"),
         ("edge_time", [1.0, 2.5, 3.0], r"v\.npy: edge 1: time 2\.5 is no whole number"),
     ],
@@ -417,6 +442,28 @@ def test_values_that_cannot_be(tmp_path, name, values, message):
     with pytest.raises(DataError, match=message):
         prepare(tmp_path / "e.npy", tmp_path / "out", num_nodes=3, **{name: tmp_path / "v.npy"})
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "duplicates", "message"),
+    [
+        ("edge_weight", "keep", r"v\.npy: node 2: the weights of its edges add up to 6e\+38, more"),
+        ("edge_attr", "sum", r"v\.npy: column 0: attr of parallel edges to node 2 add up to more"),
+    ],
+)
+def test_sums_beyond_float32(tmp_path, name, duplicates, message):
+    np.save(tmp_path / "e.npy", np.array([[0, 1], [1, 2], [1, 2]]))
+    np.save(tmp_path / "v.npy", np.full(3, 3e38, np.float32))
+    given = {"num_nodes": 3, name: tmp_path / "v.npy", "duplicates": duplicates}
+    with pytest.raises(DataError, match=message):
+        prepare(tmp_path / "e.npy", tmp_path / "out", memory="16MiB", **given)
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_column_of_a_text_is_named_as_it_is_counted(tmp_path):
+    (tmp_path / "e.txt").write_text("0 1 5 1\n1 0 5 1e39\n")
+    with pytest.raises(DataError, match=r"e\.txt: edge 1, column 3: weight 1e\+39 is beyond"):
+        prepare(tmp_path / "e.txt", tmp_path / "out", num_nodes=2, edge_weight="3")
 
 
 def test_values_that_are_not_there(tmp_path):

@@ -204,8 +204,9 @@ def test_what_lacks_room_keeps_its_stages_and_all_else_leaves_nothing(
     interrupted(inputs, out, monkeypatch, ResourceError("no room", "Make some."))
     assert names(tmp_path) == [".out.partial", "in"]
     assert "the next run need not do features, nodes again" in caplog.text
-    with pytest.raises(DataError, match=r"incomplete: .*stages done: features, nodes"):
+    with pytest.raises(DataError, match=r"incomplete: .*stages done: features, nodes") as caught:
         gnnx.open(out)
+    assert caught.value.remedy == "Give the same command again: it goes on from there."
     with monkeypatch.context() as patch:
         patch.setattr("gnnx.prepare.build.write_features", None)  # it is not called
         prepared(inputs, out)

@@ -113,7 +113,7 @@ def test_a_budget_that_is_refused_is_told_one_that_works(tmp_path):
     for name, work in works.items():
         with pytest.raises(BudgetError, match=r"^host memory") as refused:
             work(out=tmp_path / name, memory="100KiB")
-        assert refused.value.remedy == "Give --memory at least 16MiB: with that it works."
+        assert refused.value.remedy == "Give --memory at least 16MiB."
         work(out=tmp_path / name, memory=refused.value.smallest_bytes)
 
 

@@ -270,6 +270,13 @@ def test_what_is_wrong_with_a_raw_folder_is_named(mag, tmp_path):
             "edges[1].type: no node type 'town'",
         ),
         ('files = "in.csv"', "", "edges[1].files: missing"),
+        ('files = "in.csv"', 'files = "in.csv"\nweight = "w"', "edges[1].weight: not read"),
+        ('files = "in.csv"', 'files = "in.csv"\nattr = ["w"]', "edges[1].attr: not read"),
+        ('files = "in.csv"', 'files = "in.csv"\ntime = "w"', "edges[1].time: not read"),
+        ('files = "cites.npy"', 'files = "cites.npy"\nrelation = "w"', "edges[2].relation: not"),
+        ('label = "area"', 'labels = ["area"]', "nodes[0].labels: not read"),
+        ('label = "area"', 'tags = "area"', "nodes[0].tags: not read"),
+        ("count = 3", 'count = 3\nlabel = "area"', "nodes[2].label: not read"),
         ("[[edges]]\ntype", "[edges]\ntype", None),
     ],
 )
@@ -299,6 +306,21 @@ def test_wrong_tables_are_named(folder, file, text, cause):
         prepare(folder / "graph.toml", folder / "out", memory="256MiB")
 
 
+def test_what_a_killed_run_leaves_is_said_to_begin_anew(folder, monkeypatch):
+    """Nothing stands for a typed graph's inputs: none is asked for, and no stage is kept."""
+    monkeypatch.setattr("gnnx.prepare.build.origin_of", None)
+    with monkeypatch.context() as patch:
+        patch.setattr("gnnx.store.writer.shutil.rmtree", lambda *_args, **_options: None)
+        patch.setattr("gnnx.prepare.typed.TypedReport.counts", lambda _: 1 / 0)  # near the end
+        with pytest.raises(ZeroDivisionError):
+            prepare(folder / "graph.toml", folder / "out", memory="256MiB")
+    with pytest.raises(DataError, match="stages done: none") as caught:
+        gnnx.open(folder / "out")
+    assert caught.value.remedy == "Give the same command again: it begins anew."
+    prepare(folder / "graph.toml", folder / "out", memory="256MiB")
+    assert verify(folder / "out") == []
+
+
 def test_unknown_ends_can_be_left_out(folder):
     (folder / "writes.csv").write_text("who,what\nbob,10\neve,30\nann,31\n")
     (folder / "graph.toml").write_text(
@@ -324,6 +346,57 @@ def test_graphbolt_folder_of_a_real_graph(shared_data, tmp_path):
         seeds, labels = (np.load(source / f"set/{split}-{n}.npy") for n in ("seeds", "labels"))
         assert np.array_equal(y[seeds], labels)
         assert np.array_equal(np.load(out / f"nodes/author/{name}.npy"), np.sort(seeds))
+
+
+def typed_graphbolt(folder, labels=None, parts="seeds labels", node_type="paper"):
+    """Three papers, two authors; seeds 2 and 0 of the papers."""
+    folder.mkdir()
+    np.save(folder / "writes.npy", np.array([[0, 1, 1], [1, 0, 1]]))
+    np.save(folder / "seeds.npy", np.array([2, 0]))
+    np.save(folder / "labels.npy", np.array([1, 0]) if labels is None else labels)
+    data = "".join(f"\n          - {{name: {n}, path: {n}.npy}}" for n in parts.split())
+    (folder / "metadata.yaml").write_text(f"""
+graph:
+  nodes: [{{type: paper, num: 3}}, {{type: author, num: 2}}]
+  edges: [{{type: "author:writes:paper", format: numpy, path: writes.npy}}]
+tasks:
+  - name: node_classification
+    train_set:
+      - type: {node_type}
+        data:{data}
+""")
+    return folder
+
+
+def test_graphbolt_labels_stand_at_their_seeds(tmp_path):
+    pytest.importorskip("yaml")
+    prepare(typed_graphbolt(tmp_path / "g"), tmp_path / "out", memory="64MiB")
+    assert np.load(tmp_path / "out/nodes/paper/y.npy").tolist() == [0, -1, 1]
+    assert np.load(tmp_path / "out/nodes/paper/train.npy").tolist() == [0, 2]
+
+
+def test_graphbolt_sets_without_labels_are_splits(tmp_path):
+    pytest.importorskip("yaml")
+    prepare(typed_graphbolt(tmp_path / "g", parts="seeds"), tmp_path / "out", memory="64MiB")
+    assert np.load(tmp_path / "out/nodes/paper/train.npy").tolist() == [0, 2]
+    assert not (tmp_path / "out/nodes/paper/y.npy").exists()
+
+
+@pytest.mark.parametrize(
+    ("changes", "cause"),
+    [
+        ({"labels": np.array([0.5, 1.7])}, r"labels\.npy: float64 \(2,\)"),
+        ({"labels": np.array([1])}, r"seeds\.npy: int64 \(2,\), labels\.npy: int64 \(1,\)"),
+        (
+            {"node_type": "venue"},
+            r"metadata\.yaml: not as GraphBolt lays it out: KeyError: 'venue'",
+        ),
+    ],
+)
+def test_graphbolt_sets_that_are_wrong_are_named(tmp_path, changes, cause):
+    pytest.importorskip("yaml")
+    with pytest.raises(DataError, match=cause):
+        prepare(typed_graphbolt(tmp_path / "g", **changes), tmp_path / "out", memory="64MiB")
 
 
 def test_debian_s_script_and_recipe(tmp_path):

@@ -172,7 +172,7 @@ def prepare(  # noqa: PLR0913 - each argument is an option of the verb
     ResourceError
         Memory or disk space does not suffice, or another process writes `out`.
     """
-    origin = origin_of(locals())
+    arguments = dict(locals())  # before there are other names
     out = Path(out)
     source = source if isinstance(source, InMemoryGraph) else Path(source)
     given = Options(undirected, self_loops, duplicates, split, nonfinite, unlabeled, seed)
@@ -204,6 +204,7 @@ def prepare(  # noqa: PLR0913 - each argument is an option of the verb
             overwrite=overwrite,
             progress=progress,
         )
+    origin = origin_of(arguments)
     recipe = _recipe(source)
     options = recipe.options.overridden(given) if recipe else given
     _check(dataclasses.asdict(options) | {"bad_lines": bad_lines})

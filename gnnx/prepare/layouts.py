@@ -5,6 +5,7 @@ Letters: N nodes.
 
 from __future__ import annotations
 
+import contextlib
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,13 +15,16 @@ from gnnx.prepare.arrays import open_npy
 from gnnx.prepare.edges import PairEdges
 from gnnx.prepare.recipe import EdgeTable, NodeTable, Recipe
 from gnnx.prepare.sources import Reader, Source
+from gnnx.prepare.splits import NAMES
 from gnnx.prepare.text import outside
 from gnnx.prepare.values import ArrayRows
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
     from pathlib import Path
 
-    from gnnx.prepare.arrays import Workspace
+    from gnnx.prepare.arrays import Array, Workspace
+    from gnnx.prepare.text import TextTable
 
 
 def read_papers(folder: Path, workspace: Workspace) -> Source | None:
@@ -152,7 +156,7 @@ def graphbolt(folder: Path, reader: Reader, workspace: Workspace) -> Source | No
             f"{where}: {len(nodes)} node types and {len(edges)} edge types",
             "Graphs of one type can be read, from a recipe or arrays.",
         )
-    try:
+    with named_where_wrong(where):
         path = folder / edges[0]["path"]
         if edges[0].get("format") == "numpy":
             found = Source(PairEdges(open_npy(workspace, path), "rows"))
@@ -164,13 +168,8 @@ def graphbolt(folder: Path, reader: Reader, workspace: Workspace) -> Source | No
             _take_features(folder, data, found, reader)
         tasks = meta.get("tasks") or []
         found.notes += [f"{where.name}: task {t.get('name')}: not read" for t in tasks[1:]]
-        if tasks:
-            _take_task(folder, tasks[0], num_nodes, found, workspace)
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise DataError(
-            f"{where}: not as GraphBolt lays it out: {type(error).__name__}: {error}",
-            "Correct the file.",
-        ) from None
+        for parts in parts_of(folder, tasks[0], typed=False).values() if tasks else ():
+            found.splits, found.labels = read_seeds(parts, num_nodes, workspace)
     return found
 
 
@@ -186,21 +185,80 @@ def _take_features(folder: Path, data: dict[str, Any], found: Source, reader: Re
         found.notes.append(f"{name}: not read: features are {found.features.where}")
 
 
-def _take_task(
-    folder: Path, task: dict[str, Any], num_nodes: int, found: Source, workspace: Workspace
-) -> None:
-    """Read the seeds of each set as a split, and put their labels where the nodes are."""
+@contextlib.contextmanager
+def named_where_wrong(path: Path) -> Iterator[None]:
+    """Refuse a description of a folder that lacks what is looked for in it, by its path."""
+    try:
+        yield
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise DataError(
+            f"{path}: not as GraphBolt lays it out: {type(error).__name__}: {error}",
+            "Correct the file.",
+        ) from None
+
+
+def parts_of(
+    folder: Path, task: Mapping[str, Any], *, typed: bool
+) -> dict[str, dict[str, dict[str, Path]]]:
+    """Find the files of the sets of a GraphBolt task.
+
+    Parameters
+    ----------
+    folder
+        Where their paths begin.
+    task
+        Of metadata.yaml.
+    typed
+        Whether the graph has several node types.
+
+    Returns
+    -------
+    dict
+        By node type, "" where there is one, by split and by name, such as ``seeds``.
+    """
+    found: dict[str, dict[str, dict[str, Path]]] = {}
+    for split, name in zip(NAMES, ("train_set", "validation_set", "test_set"), strict=True):
+        for part in task.get(name) or []:
+            files = found.setdefault(part["type"] if typed else "", {}).setdefault(split, {})
+            files |= {one["name"]: folder / one["path"] for one in part["data"]}
+    return found
+
+
+def read_seeds(
+    parts: Mapping[str, Mapping[str, Path]], num_nodes: int, workspace: Workspace
+) -> tuple[dict[str, Array | TextTable], Array | None]:
+    """Read the seeds of each set as a split, and put their labels where the nodes are.
+
+    Parameters
+    ----------
+    parts
+        Files of ``seeds`` and ``labels`` by split; a set without seeds is left out.
+    num_nodes
+        N, of their type.
+    workspace
+        Takes labels.
+
+    Returns
+    -------
+    tuple
+        Splits by name, and labels, (N,) int64, -1 where there is none; None where no set has any.
+
+    Raises
+    ------
+    DataError
+        Seeds and labels disagree, are no whole numbers, or a seed is no node.
+    """
+    splits: dict[str, Array | TextTable] = {}
     labels = workspace.empty(num_nodes, np.int64, "labels")
     labels[:] = -1
     some = False
-    for split, name in (("train", "train_set"), ("val", "validation_set"), ("test", "test_set")):
-        parts = {part["name"]: part for each in task.get(name) or [] for part in each["data"]}
-        if "seeds" not in parts:
+    for split, files in parts.items():
+        if "seeds" not in files:
             continue
-        seeds = found.splits[split] = open_npy(workspace, folder / parts["seeds"]["path"])
-        if "labels" not in parts:
+        seeds = splits[split] = open_npy(workspace, files["seeds"])
+        if "labels" not in files:
             continue
-        values = open_npy(workspace, folder / parts["labels"]["path"])
+        values = open_npy(workspace, files["labels"])
         kinds = seeds.dtype.kind + values.dtype.kind
         if len(values) != len(seeds) or values.width * seeds.width != 1 or set(kinds) - set("iu"):
             raise DataError(
@@ -220,10 +278,11 @@ def _take_task(
                 where = f"{seeds.where}: entry {begin + wrong[0]}"
                 raise outside(where, int(ids[wrong[0]]), num_nodes)
             labels[ids[:count]] = known[:count]
-    if some:
-        scratch = workspace.scratch()
-        scratch.append(labels)
-        found.labels = scratch.array("metadata.yaml: labels", labels.shape, labels.dtype)
+    if not some:
+        return splits, None
+    scratch = workspace.scratch()
+    scratch.append(labels)
+    return splits, scratch.array("metadata.yaml: labels", labels.shape, labels.dtype)
 
 
 def load_yaml(path: Path) -> dict[str, Any] | None:

@@ -14,7 +14,7 @@ import numpy as np
 
 from gnnx.errors import DataError, UsageError
 from gnnx.prepare.arrays import open_npy
-from gnnx.prepare.layouts import load_yaml
+from gnnx.prepare.layouts import load_yaml, named_where_wrong, parts_of, read_seeds
 from gnnx.prepare.sources import Reader
 from gnnx.prepare.splits import NAMES
 from gnnx.prepare.text import TextFormat
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 
 _PLAIN = TextFormat(",", header=False, comment="")
 _OGB_SPLITS = ("train", "valid", "test")
-_BOLT_SPLITS = ("train_set", "validation_set", "test_set")
 
 
 def read_ogb(
@@ -140,53 +139,30 @@ class GraphBolt:
             A file is missing or wrong, or of another format than numpy and csv.
         """
         found, reader = TypedSource(), Reader(workspace, _PLAIN, progress)
+        with named_where_wrong(self.folder / "metadata.yaml"):
+            self._read(found, reader, workspace)
+        return found
+
+    def _read(self, found: TypedSource, reader: Reader, workspace: Workspace) -> None:
         for nodes in self.meta["graph"]["nodes"]:
             found.nodes[nodes["type"]] = NodeInput(int(nodes["num"]))
         for edges in self.meta["graph"]["edges"]:
             src, relation, dst = edges["type"].split(":")
             path = self.folder / edges["path"]
             found.edges[src, relation, dst] = (reader.source(path, None, None).edges, None)
-        for feature in self.meta.get("feature_data", []):
+        for feature in self.meta.get("feature_data") or []:
             name = feature.get("type")
             if feature["domain"] == "node" and found.nodes[name].features is None:
                 found.nodes[name].features = open_npy(workspace, self.folder / feature["path"])
             else:
                 found.notes.append(f"{feature['path']}: {feature['name']}: not taken over")
-        for task in self.meta.get("tasks", []):
-            if task["name"] == "node_classification":
-                self._read_task(task, workspace, found)
-            else:
+        for task in self.meta.get("tasks") or []:
+            if task["name"] != "node_classification":
                 found.notes.append(f"metadata.yaml: task {task['name']}: not taken over")
-        return found
-
-    def _read_task(self, task: dict[str, Any], workspace: Workspace, found: TypedSource) -> None:
-        labels: dict[str, Any] = {}
-        for split, key in zip(NAMES, _BOLT_SPLITS, strict=True):
-            for part in task.get(key, []):
-                nodes = found.nodes[part["type"]]
-                paths = {one["name"]: self.folder / one["path"] for one in part["data"]}
-                seeds = nodes.splits[split] = open_npy(workspace, paths["seeds"])
-                values = open_npy(workspace, paths["labels"])
-                ids, y = (np.empty(len(one), np.int64) for one in (seeds, values))
-                seeds.read_into(ids, 0)
-                values.read_into(y, 0)
-                if len(ids) != len(y) or (
-                    len(ids) and not 0 <= ids.min() <= ids.max() < len(nodes)
-                ):
-                    raise DataError(
-                        f"{seeds.where}: {len(ids)} seeds, the largest {ids.max(initial=-1)}, of "
-                        f"{len(nodes)} nodes, and {len(y)} labels",
-                        "Give each seed a label.",
-                    )
-                empty = workspace.empty(len(nodes), np.int64, "labels")
-                if part["type"] not in labels:
-                    empty[:] = -1
-                    labels[part["type"]] = empty
-                labels[part["type"]][ids] = y
-        for name, y in labels.items():
-            scratch = workspace.scratch()
-            scratch.append(y)
-            found.nodes[name].labels = scratch.array("metadata.yaml: labels", y.shape, y.dtype)
+                continue
+            for name, parts in parts_of(self.folder, task, typed=True).items():
+                of_type = found.nodes[name]
+                of_type.splits, of_type.labels = read_seeds(parts, len(of_type), workspace)
 
 
 def read_graphbolt(folder: Path) -> GraphBolt | None:

@@ -14,8 +14,10 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from gnnx.graph import EdgeType
+    from gnnx.prepare.recipe import Table
 
 _NO_OPTIONS = Options()
+_COLUMNS = ("key", "key_type", "features", "label", "split", "train", "val", "test")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,6 +47,9 @@ class TypedNodes(NodeTable):
             raise UsageError(f"{where}.type: {self.type!r}", "Use letters, digits and _.")
         if bool(self.files) == (self.count is not None):
             raise UsageError(f"{where}: files or count", "Give one of them.")
+        _refuse(self, where, ("labels", "tags"), "Give label, or labels_file: a class a node.")
+        if self.count is not None:
+            _refuse(self, where, _COLUMNS, "Give files, or features_file and its like.")
         for one, other in ((self.features, "features"), (self.label, "labels")):
             if one and getattr(self, f"{other}_file"):
                 raise UsageError(
@@ -72,6 +77,12 @@ class TypedEdges(EdgeTable):
                 f"{where}.type: {list(self.type)}",
                 'Give source type, relation and destination type: ["a", "cites", "b"].',
             )
+        _refuse(
+            self,
+            where,
+            ("weight", "attr", "time", "relation"),
+            "Leave it out: edges of typed graphs carry no values.",
+        )
         for end in (self.type[0], self.type[2]):
             if end not in node_types:
                 raise UsageError(
@@ -107,6 +118,13 @@ class TypedRecipe:
         """Read and check a recipe; errors as of `Recipe.load`."""
         recipe: TypedRecipe = parsed_file(cls, path)
         return recipe
+
+
+def _refuse(table: Table, where: str, keys: Sequence[str], remedy: str) -> None:
+    """Refuse keys of tables of graphs without types that nothing would read here."""
+    for key in keys:
+        if getattr(table, key):
+            raise UsageError(f"{where}.{key}: not read from this table of a typed graph", remedy)
 
 
 def is_typed(path: Path) -> bool:

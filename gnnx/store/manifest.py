@@ -280,10 +280,11 @@ def _missing(folder: Path) -> DataError:
     """Tell why a folder has no manifest."""
     partial = folder.with_name(f".{folder.name}.partial") if folder.name else folder
     if folder.name and partial.exists():
-        done = ", ".join(_stages_done(partial)) or "none"
+        done = _stages_done(partial)
         return DataError(
-            f"{folder}: incomplete: its preparation has not ended; stages done: {done}",
-            "Give the same command again: it goes on from there.",
+            f"{folder}: incomplete: its preparation has not ended; "
+            f"stages done: {', '.join(done) or 'none'}",
+            f"Give the same command again: it {'goes on from there' if done else 'begins anew'}.",
         )
     if not folder.exists():
         return DataError(f"{folder}: no such folder", "Give the folder of a dataset.")

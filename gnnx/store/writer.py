@@ -572,9 +572,10 @@ def whole_file(path: Path) -> Iterator[BinaryIO]:
 
 @contextlib.contextmanager
 def enough_named() -> Iterator[None]:
-    """Let a BudgetError of HOST name a budget with which a dataset of any kind is written.
+    """Let a BudgetError of HOST name a budget with which most datasets are written.
 
-    The ledger knows only the allocation that failed, and those after it want more.
+    The ledger knows only the allocation that failed, and those after it want more: with many nodes
+    even more than is named, 8 B a node for values of edges and 40 B for a partition.
 
     Raises
     ------
@@ -588,7 +589,7 @@ def enough_named() -> Iterator[None]:
             raise
         raise BudgetError(
             error.cause,
-            f"Give --memory at least {_ENOUGH_BYTES >> 20}MiB: with that it works.",
+            f"Give --memory at least {_ENOUGH_BYTES >> 20}MiB.",
             tier=error.tier,
             shortfall_bytes=error.shortfall_bytes + _ENOUGH_BYTES - error.smallest_bytes,
             smallest_bytes=_ENOUGH_BYTES,

@@ -40,6 +40,8 @@ _ATTR = {
     "uint32": "int64",
     **{name: name for name in ("float32", "float16", "int8", "uint8", "int16", "int32", "int64")},
 }
+# What sums of values are stored as, where their own dtype soon overflows.
+_SUMMED = {"float16": "float32", "int8": "int32", "uint8": "int32", "int16": "int32"}
 _MERGED = {
     "weight": _kernels.ADD,
     "attr": _kernels.ADD,
@@ -56,6 +58,8 @@ class EdgeRows(Protocol):
     where: str
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
+    columns: list[int]
+    """Which columns of `where` they are, for messages."""
 
     def __len__(self) -> int: ...
 
@@ -77,8 +81,8 @@ class ArrayRows:
     def __init__(self, array: Array, columns: list[int] | None = None) -> None:
         self.where, self._array = array.where, array
         self.dtype = array.dtype.newbyteorder("=")
-        self._columns = list(range(array.width)) if columns is None else columns
-        self.shape: tuple[int, ...] = (len(array), len(self._columns))
+        self.columns = list(range(array.width)) if columns is None else columns
+        self.shape: tuple[int, ...] = (len(array), len(self.columns))
 
     def __len__(self) -> int:
         return len(self._array)
@@ -96,15 +100,15 @@ class ArrayRows:
         array, width = self._array, self._array.width
         if array.by_columns:
             column = array.workspace.empty(len(out), self.dtype, "edge values")
-            for i, j in enumerate(self._columns):
+            for i, j in enumerate(self.columns):
                 array.read_into(column, j * len(array) + begin)
                 out[:, i] = column
-        elif self._columns == list(range(width)):
+        elif self.columns == list(range(width)):
             array.read_into(out.reshape(-1), begin * width)
         else:
             rows = array.workspace.empty((len(out), width), self.dtype, "edge values")
             array.read_into(rows.reshape(-1), begin * width)
-            out[:] = rows[:, self._columns]
+            out[:] = rows[:, self.columns]
 
 
 @dataclasses.dataclass
@@ -199,8 +203,8 @@ class EdgeValueWriter:
                 f"{rows.where}: edge {name} of {rows.dtype} and shape {rows.shape}",
                 "Give a matrix of numbers." if name == "attr" else "Give one number to an edge.",
             )
-        if stored == "float16" and self._rules.duplicates == "sum":
-            stored = "float32"
+        if self._rules.duplicates == "sum":
+            stored = _SUMMED.get(stored, stored)
         dtype = _DTYPES.get(name, stored)
         none = np.empty((0, width), dtype)
         return _Value(rows, dtype, width, _FILLS.get(name, 0.0), _MERGED[name], none)
@@ -236,6 +240,7 @@ class EdgeValueWriter:
                 if strength is not None and name == "weight":
                     sums = self._workspace.empty(len(rows), np.float32, "edge values")
                     _kernels.sum_rows(kept, rows, sums)
+                    self._check_strength(begin, kept, rows, sums)
                     strength.append(sums)
             begin = end
             if self._progress:
@@ -286,8 +291,39 @@ class EdgeValueWriter:
             plain = np.uint16 if value.dtype == "float16" else value.dtype  # numba has no halves
             _kernels.deposit(order, slot, value.entries.view(plain), value.how, out.view(plain))
             value.entries = value.entries[:0].copy()
+            if merge == "sum" and value.how == _kernels.ADD:
+                self._check_sums(name, first, rows, out)
             found.append((name, out))
         return found
+
+    def _check_sums(
+        self, name: str, first: int, ends: NDArray[np.int64], sums: NDArray[Any]
+    ) -> None:
+        """Refuse sums of parallel edges that the dtype does not hold."""
+        infinite = _first_infinite(sums)
+        if infinite is not None:
+            at, j = infinite
+            rows = self._values[name].rows
+            node = first + int(np.searchsorted(ends, at, side="right"))
+            raise DataError(
+                f"{rows.where}: column {rows.columns[j]}: {name} of parallel edges to node {node} "
+                f"add up to more than {sums.dtype} holds, {np.finfo(sums.dtype).max:.8g}",
+                "Scale the values.",
+            )
+
+    def _check_strength(
+        self, first: int, weight: NDArray[Any], ends: NDArray[np.int64], sums: NDArray[Any]
+    ) -> None:
+        """Refuse rows of weights whose sum float32 does not hold."""
+        infinite = _first_infinite(sums[:, None])
+        if infinite is not None:
+            at, _ = infinite
+            total = weight[ends[at - 1] if at else 0 : ends[at], 0].sum(dtype=np.float64)
+            raise DataError(
+                f"{self._values['weight'].rows.where}: node {first + at}: the weights of its edges "
+                f"add up to {total:.8g}, more than float32 holds, {np.finfo(np.float32).max:.8g}",
+                "Scale the weights.",
+            )
 
     def _collect(
         self, first: int, num_rows: int, at_row: NDArray[np.int64], entries: NDArray[np.int64]
@@ -332,12 +368,10 @@ class EdgeValueWriter:
         rows = value.rows
         raw = self._workspace.empty((count, value.width), rows.dtype, "edge values")
         rows.read_rows(begin, raw)
-        finite = np.isfinite(raw).all(axis=1)
-        if not finite.all():
-            wrong = np.flatnonzero(~finite)
+        infinite = _first_infinite(raw)
+        if infinite is not None:
             raise DataError(
-                f"{rows.where}: edge {begin + wrong[0]}: {name} {raw[wrong[0]].tolist()} is not "
-                "finite",
+                f"{_cell(name, rows, begin, infinite, raw)} is not finite",
                 "Give a finite number to every edge.",
             )
         if raw.dtype == np.dtype(value.dtype):
@@ -345,6 +379,13 @@ class EdgeValueWriter:
         out = self._workspace.empty(raw.shape, value.dtype, "edge values")
         with np.errstate(over="ignore"):
             np.copyto(out, raw, casting="unsafe")
+        infinite = _first_infinite(out)
+        if infinite is not None:
+            raise DataError(
+                f"{_cell(name, rows, begin, infinite, raw)} is beyond the largest {value.dtype}, "
+                f"{np.finfo(value.dtype).max:.8g}",
+                "Scale the values.",
+            )
         if name == "time" and not np.array_equal(out, raw):
             at = int(np.flatnonzero((out != raw).any(axis=1))[0])
             raise DataError(
@@ -352,3 +393,19 @@ class EdgeValueWriter:
                 "Give whole numbers, such as seconds.",
             )
         return out
+
+
+def _first_infinite(values: NDArray[Any]) -> tuple[int, int] | None:
+    """Row and column of the first number that is not finite; takes no memory where all are."""
+    if values.dtype.kind != "f" or not values.size:
+        return None
+    if np.isfinite(values.min()) and np.isfinite(values.max()):  # a NaN is both
+        return None
+    row, column = np.argwhere(~np.isfinite(values))[0].tolist()
+    return row, column
+
+
+def _cell(name: str, rows: EdgeRows, begin: int, at: tuple[int, int], values: NDArray[Any]) -> str:
+    row, column = at
+    where = f"{rows.where}: edge {begin + row}, column {rows.columns[column]}"
+    return f"{where}: {name} {values[at].item()!r}"
