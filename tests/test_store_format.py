@@ -116,7 +116,10 @@ def test_typed_graphs_are_read_array_by_array(tmp_path):
         assert dataset.manifest.report == {"duplicates": 3}
         assert dataset.array("nodes/paper/x").read(np.array([2])).tolist() == [[1.0, 1.0]]
         error, line = first_line(lambda: dataset.graph)
-        assert (error.exit_code, line) == (2, f"{tmp_path}/typed has 2 node types and 2 edge types, not one each")
+        assert (error.exit_code, line) == (
+            2,
+            f"{tmp_path}/typed has 2 node types and 2 edge types, not one each",
+        )
         assert first_line(lambda: dataset.num_nodes)[0].exit_code == 2
 
 
@@ -222,7 +225,8 @@ def test_what_is_no_dataset_is_refused(tmp_path):
     (tmp_path / "folder").mkdir()
     assert refusal("folder") == f"{tmp_path}/folder: not a gnnx dataset: no manifest.json"
     (tmp_path / ".half.partial").mkdir()
-    assert refusal("half") == f"{tmp_path}/half: its preparation has not ended"
+    half = f"{tmp_path}/half: incomplete: its preparation has not ended; stages done: none"
+    assert refusal("half") == half
     (tmp_path / "file").touch()
     assert refusal("file") == f"{tmp_path}/file: not a gnnx dataset: no manifest.json"
 
