@@ -51,5 +51,5 @@ gpu:
 	@python3 benchmarks/gpu.py
 
 clean:
-	@rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache build dist
+	@rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache build dist demo-data
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -3,7 +3,8 @@
 Kernels are compiled with `kernel` and hold no lock; `run` spreads one over a range and `submit`
 runs a whole job beside the caller. There is no OpenMP here: torch's and numba's two runtimes spin
 against each other, numba's workqueue layer aborts on concurrent calls, and its GNU layer dies
-after a fork.
+after a fork. A forked child has no thread of its parent's: the pool is made anew in it, locks are
+open, and torch, whose GNU OpenMP would wait for lost threads for ever, computes with one.
 """
 
 from __future__ import annotations
@@ -12,7 +13,9 @@ import concurrent.futures
 import functools
 import itertools
 import os
+import sys
 import threading
+import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeAlias, TypeVar
 
@@ -113,8 +116,42 @@ class _Pool:
         self.lock, self.executor = threading.Lock(), None
 
 
+class Lock:
+    """A lock that a thread may take again, and that is open in a forked child; a context manager.
+
+    Whoever held it in the parent is not there to release it. So what it guards is changed by one
+    assignment: a child finds it as it was before, or after.
+    """
+
+    def __init__(self) -> None:
+        self.forget()
+        _locks.add(self)
+
+    def __enter__(self) -> None:
+        self._lock.acquire()
+
+    def __exit__(self, *_exc: object) -> None:
+        self._lock.release()
+
+    def forget(self) -> None:
+        """Drop a holder that a fork did not bring along."""
+        self._lock = threading.RLock()
+
+
 _pool = _Pool()
-os.register_at_fork(after_in_child=_pool.forget)
+_locks: weakref.WeakSet[Lock] = weakref.WeakSet()
+
+
+def _after_fork() -> None:
+    """Forget, in a child, its parent's threads; where that computed, torch's are lost as well."""
+    if _pool.executor is not None and "torch" in sys.modules:
+        sys.modules["torch"].set_num_threads(1)
+    _pool.forget()
+    for lock in _locks:
+        lock.forget()
+
+
+os.register_at_fork(after_in_child=_after_fork)
 
 
 def num_threads() -> int:

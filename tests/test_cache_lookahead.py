@@ -147,6 +147,39 @@ def test_reading_follows_the_batches_that_make_room(dataset):
     ahead.close()
 
 
+def waits_for_places(dataset, timeout_s):
+    """Batches that share nothing, six taken: the next window waits for places."""
+    batches = np.random.default_rng(0).permutation(N)[:2000].reshape(40, 50)
+    kept = FeatureCache(dataset.features, np.arange(0), dataset.ledger)
+    plan = strategy("windows", steps=8, num_rows=400)
+    ahead = Lookahead(dataset, kept, plan, lambda step: batches[step], 40, timeout_s)
+    for step in range(6):
+        ahead.fetch(step, batches[step], torch.zeros(50, F)).wait()
+        ahead.done(step)
+    return ahead, batches
+
+
+def test_a_consumer_may_pause_longer_than_the_time_limit(dataset):
+    waits_for_places(dataset, timeout_s=30.0)[0].close()  # compiles
+    ahead, batches = waits_for_places(dataset, timeout_s=0.5)
+    time.sleep(2)
+    for step in range(6, 40):
+        out = torch.zeros(50, F)
+        ahead.fetch(step, batches[step], out).wait()
+        ahead.done(step)
+        assert np.array_equal(bits(out), bits(TABLE)[batches[step]])
+    assert ahead.close().rows_staged == 2000
+
+
+def test_closing_ends_a_wait_for_places(dataset):
+    ahead, _ = waits_for_places(dataset, timeout_s=30.0)
+    time.sleep(0.2)
+    begin = time.monotonic()
+    ahead.close()
+    assert time.monotonic() - begin < 10
+    assert not ahead._thread.is_alive()
+
+
 def test_packs_read_each_row_of_a_window_once(dataset):
     batches = skewed(30, 200)
     counts, spans = run(dataset, batches, [], strategy("packs", steps=8, num_rows=100))

@@ -467,3 +467,18 @@ def test_interrupt_ends_soon_and_leaves_nothing(graph, tmp_path, verb, signal_nu
     assert out == ""
     assert "Traceback" not in err
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_model_beyond_the_free_memory_is_refused_before_it_is_made(graph, monkeypatch):
+    hidden, free = 1 << 16, 1 << 20
+    monkeypatch.setattr("gnnx.train.plan.available_bytes", lambda: free)
+    words = "train", graph, "--fanouts", "3,3", "--hidden", hidden
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    result = runner.invoke(app, [*map(str, words), "--quiet"])
+    after = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    needed = 4 * 4 * (8 * hidden + hidden + 2 * hidden + 2)
+    assert (result.exit_code, result.stdout) == (4, "")
+    first, second = result.stderr.splitlines()
+    assert f" take {needed} bytes (11.0 MiB) more, {free} (1.0 MiB) are free" in first
+    assert "--hidden" in second
+    assert after - before < needed // 1024

@@ -369,7 +369,7 @@ def test_papers_of_igb_and_mag(made, tmp_path):
         assert sorted(edges) == [(0, 1), (1, 2), (2, 0), (4, 0)]
         assert rows(dataset.labels) == [0, -1, 1, 1, -1]
         assert report.feature_dtype == "float16"
-        assert report.notes == ["author: not read: graphs of one type only"]
+        assert report.notes == ["author: not read: of this layout papers and citations are"]
 
 
 def test_csv_dataset_of_dgl(made, tmp_path):

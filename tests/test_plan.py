@@ -1,6 +1,7 @@
 """The plan of a training: what it says is what happens, and the smallest budget is the smallest."""
 
 import dataclasses
+import gc
 import json
 
 import numpy as np
@@ -9,11 +10,15 @@ import torch
 from typer.testing import CliRunner
 
 import gnnx
+from gnnx import memory
+from gnnx.cache import FeatureCache
 from gnnx.cli import app
 from gnnx.errors import BudgetError
+from gnnx.memory import Tier
 from gnnx.nn import GCN, SAGE
 from gnnx.prepare import prepare, synth
-from gnnx.train import Trainer
+from gnnx.store import rehearsal
+from gnnx.train import Trainer, evaluate
 
 FANOUTS = [5, 5]
 
@@ -156,6 +161,112 @@ def test_the_smallest_budget_of_inference(star, tmp_path):
     np.testing.assert_allclose(infer(smallest), infer("1GiB"), rtol=1e-4, atol=1e-5)
     with pytest.raises(BudgetError):
         infer(smallest * 9 // 10)
+
+
+def test_closed_datasets_give_their_ledgers_back_without_the_collector(small):
+    """Cycles would keep slabs resident until the cyclic collector runs."""
+
+    def work():
+        report = fit(small, memory="64MiB")
+        with gnnx.open(small, memory="64MiB") as dataset:
+            model = SAGE(dataset.num_features, 16, dataset.num_classes, num_layers=2)
+            evaluate(model, dataset, "val")
+            list(gnnx.Loader(dataset, FANOUTS, 100))
+        with pytest.raises(BudgetError):  # rehearsed in several budgets
+            fit(small, memory="60KiB")
+        return report
+
+    work()  # compiling leaves cycles of its own, once
+    gc.collect()
+    gc.disable()
+    try:
+        before = set(memory.ledger._ledgers)
+        work()
+        assert set(memory.ledger._ledgers) <= before
+    finally:
+        gc.enable()
+
+
+def test_no_rehearsal_takes_more_than_is_available(small, monkeypatch):
+    """It would end in the kernel's kill, not in a message."""
+    available, asked = 120 << 10, []
+    real = rehearsal._needed
+
+    def needed(dataset, attempt, tier, num_bytes):
+        asked.append(num_bytes)
+        return real(dataset, attempt, tier, num_bytes)
+
+    monkeypatch.setattr(rehearsal, "available_bytes", lambda: available)
+    monkeypatch.setattr(rehearsal, "_needed", needed)
+    with pytest.raises(BudgetError) as caught:
+        fit(small, memory="60KiB")
+    assert len(asked) == 1
+    assert asked[0] <= available
+    assert "with that it works" not in caught.value.remedy
+    available = 1 << 30
+    with pytest.raises(BudgetError, match="with that it works"):
+        fit(small, memory="60KiB")
+
+
+def test_rehearsals_give_their_memory_back_before_the_next(small, monkeypatch):
+    alive, real = [], rehearsal._needed
+
+    def needed(*arguments):
+        alive.append(len(memory.ledger._ledgers))
+        return real(*arguments)
+
+    def work():
+        with pytest.raises(BudgetError):
+            fit(small, memory="60KiB")
+
+    monkeypatch.setattr(rehearsal, "_needed", needed)
+    work()  # compiling leaves cycles of its own, once
+    gc.collect()
+    alive.clear()
+    gc.disable()
+    try:
+        work()
+    finally:
+        gc.enable()
+    assert len(alive) > 3
+    assert max(alive) == alive[0]
+
+
+@pytest.mark.parametrize("tier", ["memory", "device_memory"])
+def test_rehearsals_read_no_rows_into_the_cache(small, monkeypatch, tier):
+    kept, fill, real = [], FeatureCache.fill, Trainer._rehearse
+
+    def rehearse(trainer, dataset):
+        def filled(cache):
+            kept.append(cache.num_kept)
+            fill(cache)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(FeatureCache, "fill", filled)
+            real(trainer, dataset)
+
+    monkeypatch.setattr(Trainer, "_rehearse", rehearse)
+    with pytest.raises(BudgetError, match="with that it works"):
+        fit(small, **({"memory": "64MiB"} | {tier: "60KiB"}))
+    assert kept
+    assert set(kept) == {0}
+
+
+def test_an_evaluation_gets_the_memory_of_the_rows(small, monkeypatch):
+    """Also where `Loader.lent` left them, since half of the budget was free."""
+    with gnnx.open(small, memory="64MiB") as dataset:
+        trainer = make(dataset)
+        seen = []
+
+        def short(*arguments, **options):
+            seen.append(trainer.loader.features.is_filled)
+            if seen[-1]:
+                dataset.ledger.reserve(1 << 30, Tier.HOST, "evaluation")
+            return evaluate(*arguments, **options)
+
+        monkeypatch.setattr("gnnx.train.trainer.evaluate", short)
+        trainer.fit(1)
+    assert seen == [True, False, False]
 
 
 def run(*words, code=0):

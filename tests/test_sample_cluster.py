@@ -187,6 +187,13 @@ def test_batches_do_not_depend_on_the_memory(path):
         assert all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
 
 
+@pytest.mark.parametrize("memory", ["4MiB", "6MiB", "12MiB"])
+def test_the_plan_leaves_room_for_what_sampling_takes(path, memory):
+    with gnnx.open(path, memory=memory) as dataset:
+        loader, _ = epoch_of(dataset, degrees=True)
+        assert not loader._crowded  # no rows that were kept had to be given up
+
+
 def test_parts_are_read_as_ranges(path):
     """An epoch reads each row once, in reads of many rows."""
     with gnnx.open(path, memory="3MiB") as dataset:

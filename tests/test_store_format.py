@@ -116,7 +116,10 @@ def test_typed_graphs_are_read_array_by_array(tmp_path):
         assert dataset.manifest.report == {"duplicates": 3}
         assert dataset.array("nodes/paper/x").read(np.array([2])).tolist() == [[1.0, 1.0]]
         error, line = first_line(lambda: dataset.graph)
-        assert (error.exit_code, line) == (2, f"{tmp_path}/typed has 2 edge types, not one")
+        assert (error.exit_code, line) == (
+            2,
+            f"{tmp_path}/typed has 2 node types and 2 edge types, not one each",
+        )
         assert first_line(lambda: dataset.num_nodes)[0].exit_code == 2
 
 

@@ -185,7 +185,7 @@ def test_damaged_row_pointers_are_told(csr, tmp_path, limit_bytes):
     damaged.write_bytes(data)
     with gnnx.open(path, memory="4MiB") as dataset:
         dataset.graph.pin(limit_bytes)
-        with pytest.raises(DataError, match=r"indptr\.npy: row 4 has -\d+ edges"):
+        with pytest.raises(DataError, match=r"indptr\.npy: row 4 is edges \d+ to -7 of"):
             dataset.graph.rows(np.arange(10))
 
 

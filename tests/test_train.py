@@ -264,6 +264,10 @@ def test_a_checkpoint_of_other_settings_is_refused(folder, tmp_path):
             make(dataset, checkpoint=tmp_path, batch_size=64).fit(2, resume=True)
         with pytest.raises(UsageError, match=r"lr was 0\.01 and is 0\.5 now"):
             make(dataset, checkpoint=tmp_path, lr=0.5).fit(2, resume=True)
+        with pytest.raises(UsageError, match="class_weights was None and is balanced now"):
+            make(dataset, checkpoint=tmp_path, class_weights="balanced").fit(2, resume=True)
+        with pytest.raises(UsageError, match="loss was cross-entropy and is own now"):
+            make(dataset, checkpoint=tmp_path, loss=nn.CrossEntropyLoss()).fit(2, resume=True)
         wider = SAGE(dataset.num_features, 32, dataset.num_classes, num_layers=2)
         same = {"fanouts": FANOUTS, "batch_size": 128, "seed": 5, "checkpoint": tmp_path}
         with pytest.raises(UsageError, match=r"model was .*'hidden_features': 16"):
@@ -275,6 +279,22 @@ def test_a_checkpoint_of_other_settings_is_refused(folder, tmp_path):
             make(dataset).fit(1, resume=True)
         with pytest.raises(UsageError, match="0 epochs"):
             make(dataset).fit(0)
+
+
+def test_weights_of_another_model_of_the_user_s_own_are_refused(folder, tmp_path):
+    class Own(SAGE):
+        def __init__(self, dataset, width):
+            super().__init__(dataset.num_features, width, dataset.num_classes, num_layers=2)
+            self.config = None
+
+    with gnnx.open(folder, memory="64MiB") as dataset:
+        same = {"fanouts": FANOUTS, "batch_size": 128, "eval_every": 0, "checkpoint": tmp_path}
+        Trainer(Own(dataset, 8), dataset, **same).fit(1)
+        other = Own(dataset, 16)
+        before = {name: value.clone() for name, value in other.state_dict().items()}
+        with pytest.raises(UsageError, match="its weights are those of another model"):
+            Trainer(other, dataset, **same).fit(2, resume=True)
+        assert all(torch.equal(value, before[name]) for name, value in other.state_dict().items())
 
 
 def test_checkpoints_hold_the_best_weights_and_the_model(folder, tmp_path):

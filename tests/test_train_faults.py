@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import gnnx
-from gnnx.errors import DataError, RunError
+from gnnx.errors import DataError, ResourceError, RunError
 from gnnx.memory import rss_bytes
 from gnnx.nn import SAGE
 from gnnx.prepare import synth
@@ -145,3 +145,17 @@ def test_twenty_epochs_leave_nothing_behind(folder, tmp_path):
     assert growth < 20e6
     assert files <= 0
     assert threads <= 0
+
+
+def test_a_model_beyond_the_free_memory_is_refused(folder, monkeypatch):
+    """Of Adam's four tensors a weight the first is there."""
+    with gnnx.open(folder, memory="64MiB") as dataset:
+        model = SAGE(dataset.num_features, 16, dataset.num_classes, num_layers=2)
+        needed = 3 * 4 * sum(weights.numel() for weights in model.parameters())
+        monkeypatch.setattr("gnnx.train.plan.available_bytes", lambda: needed - 1)
+        with pytest.raises(ResourceError) as caught:
+            Trainer(model, dataset, fanouts=[3, 3])
+        assert f" take {needed} bytes (" in caught.value.cause
+        assert f" more, {needed - 1} (" in caught.value.cause
+        monkeypatch.setattr("gnnx.train.plan.available_bytes", lambda: needed)
+        Trainer(model, dataset, fanouts=[3, 3])

@@ -48,6 +48,8 @@ class Demands:
     """Whether rows may stay in memory, and windows be made."""
     kinds: tuple[Kind, ...]
     """Ways to read rows that may be chosen."""
+    scratch_bytes: int = 0
+    """HOST bytes that sampling a batch takes beside those of its rows and drawn edges."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -115,7 +117,8 @@ def decide(dataset: Dataset, demands: Demands) -> Decision:
         return Decision(shared, strategy, None, None, None, all_rows=True)
     if free is None or access_bytes(graph.num_nodes) > free:
         return Decision(shared, one_by_one, None, None, None, all_rows=False)
-    page_scores = _page_scores(graph, demands, free) if sum(needs.topology) else None
+    drawn = len(demands.fanouts) > 0  # whole parts are read as ranges, which pages do not serve
+    page_scores = _page_scores(graph, demands, free) if sum(needs.topology) and drawn else None
     scores = expected_access(graph, demands.seeds, demands.fanouts, demands.batch_size)
     # what a batch is expected to have, and some: far less than the most it can have
     needs = _needs(dataset, demands, 1.1 * float(scores.sum()))
@@ -213,7 +216,8 @@ def batch_bytes(num_rows: float, fanouts: Sequence[int]) -> int:
 def _needs(dataset: Dataset, demands: Demands, batch_rows: float) -> HostNeeds:
     source = dataset.features
     return HostNeeds(
-        batch=batch_bytes(min(batch_rows, source.num_rows), demands.fanouts),
+        batch=batch_bytes(min(batch_rows, source.num_rows), demands.fanouts)
+        + demands.scratch_bytes,
         num_batches=demands.num_batches,
         seeds=demands.seeds_bytes,
         topology=dataset.graph.unpinned,

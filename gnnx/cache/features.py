@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import threading
 from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 
+from gnnx import threads
 from gnnx.cache import _kernels
 from gnnx.cache.rows import RowSet, index_bytes
 from gnnx.errors import DataError, UsageError
@@ -108,7 +108,7 @@ class FeatureCache(FeatureStore):
         self.source, self.fill_bytes = source, 0
         self.rows = ids if isinstance(ids, RowSet) else RowSet.of(ids, source.num_rows, ledger)
         self._ledger = ledger
-        self._lock = threading.Lock()
+        self._lock = threads.Lock()
         self._counts = AccessCounts()
         self._kept: torch.Tensor | None = None
         self._slots: NDArray[np.int32] | None = None

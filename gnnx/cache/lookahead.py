@@ -289,12 +289,7 @@ class Lookahead:
         if plan.kind != "windows":
             return None
         return Pool(
-            source,
-            plan.num_rows,
-            self._dataset.ledger,
-            self._changed,
-            lambda: self._stopped,
-            self._timeout_s,
+            source, plan.num_rows, self._dataset.ledger, self._changed, lambda: self._stopped
         )
 
     def _new(self, before: Window | None, pool: Pool | None) -> Window:

@@ -15,7 +15,6 @@ import numpy as np
 from gnnx.cache import _kernels
 from gnnx.cache.features import FeatureCache
 from gnnx.cache.rows import RowSet, index_bytes
-from gnnx.errors import RunError
 from gnnx.memory import Tier
 
 if TYPE_CHECKING:
@@ -56,8 +55,6 @@ class Pool:
         Whose lock guards the places; notified when some become free, and when `stopped` changes.
     stopped
         Whether nobody wants the rows any more.
-    timeout_s
-        Time limit of waiting for a place, in seconds.
 
     Attributes
     ----------
@@ -74,10 +71,9 @@ class Pool:
         ledger: Ledger,
         changed: threading.Condition,
         stopped: Callable[[], bool],
-        timeout_s: float,
     ) -> None:
         self.source, self.capacity, self.ledger = source, capacity, ledger
-        self.changed, self.stopped, self._timeout_s = changed, stopped, timeout_s
+        self.changed, self.stopped = changed, stopped
         self.table = ledger.tensor((capacity, *source.row_shape), source.dtype, Tier.HOST, "cache")
         self.free = ledger.empty(capacity, np.int32, Tier.HOST, "cache")
         self.free[:] = 1
@@ -87,17 +83,10 @@ class Pool:
 
     def take(self, slots: NDArray[np.int64]) -> bool:
         """Wait for as many places as there are slots, and take them; False where it stops."""
-        with self.changed:
-            done = self.changed.wait_for(
-                lambda: self.stopped() or self.num_free >= len(slots), self._timeout_s
-            )
+        with self.changed:  # without a time limit: places come from whoever uses the batches
+            self.changed.wait_for(lambda: self.stopped() or self.num_free >= len(slots))
             if self.stopped():
                 return False
-            if not done:
-                raise RunError(
-                    f"{len(slots)} places for rows were not free within {self._timeout_s:g} s",
-                    "Take the batches sooner; a larger timeout_s waits longer.",
-                )
             self.num_free -= len(slots)
             slots[:] = self.free[self.num_free : self.num_free + len(slots)]
             return True

@@ -176,7 +176,6 @@ def train(
 
     import gnnx
     from gnnx.loader import Trace
-    from gnnx.nn import build_model
 
     set_threads(threads)
     check_device(device)
@@ -202,7 +201,7 @@ def train(
             "device": device,
         }
         trainer = gnnx.Trainer(
-            build_model(config),
+            _model(config, device),
             opened,
             autocast=torch.bfloat16 if bf16 else None,
             checkpoint=checkpoint,
@@ -226,6 +225,19 @@ def train(
     if plan is not None:
         tables.insert(1, plan_table(plan, result))
     return Answer(document | result.as_dict(), Group(*tables))
+
+
+def _model(config: dict[str, Any], device: str) -> Any:
+    """Make the model, if its training fits the memory: the system would kill, and not tell."""
+    import torch
+
+    from gnnx.nn import build_model
+    from gnnx.train import check_memory
+
+    if torch.device(device).type == "cpu":
+        with torch.device("meta"):  # where weights take nothing
+            check_memory(build_model(config))
+    return build_model(config)
 
 
 def _observers(

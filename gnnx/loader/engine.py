@@ -13,6 +13,7 @@ import contextlib
 import dataclasses
 import functools
 import logging
+import os
 import time
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
@@ -49,6 +50,7 @@ _KINDS: dict[str | None, tuple[Kind, ...]] = {
     "packs": ("packs",),
     None: ("rows",),
 }
+_CLUSTER_ROW_BYTES, _CLUSTER_EDGE_BYTES = 24, 16  # scratch of `ClusterSampler`, rounded up
 _ONE_BY_ONE = Strategy("rows", 0, 1, 0, 0, 0.0)
 _log = logging.getLogger("gnnx")
 
@@ -353,6 +355,8 @@ class Loader:
                 fanouts=(),
                 batch_size=self._clusters.num_nodes,
                 kinds=("rows",),
+                scratch_bytes=_CLUSTER_ROW_BYTES * self._clusters.num_nodes
+                + _CLUSTER_EDGE_BYTES * self._clusters.most_edges(self.dataset.graph),
             )
         return demands
 
@@ -366,13 +370,15 @@ class Loader:
         self._current = epoch
         try:
             for step in range(epoch.first, epoch.num_steps):
+                epoch.check_owner()
                 self._submit(epoch, max(step, epoch.first + self._ahead - 1))
                 yield self._next(epoch)  # by no name: the consumer alone holds it from now on
             self.epoch = epoch.number + 1
         finally:
-            epoch.ahead.stop()
-            _discard(epoch.jobs, self.timeout_s)
-            epoch.end()
+            if epoch.is_own:  # a forked child would wait for threads that it does not have
+                epoch.ahead.stop()
+                _discard(epoch.jobs, self.timeout_s)
+                epoch.end()
 
     def _look_ahead(self, epoch: _Epoch) -> Lookahead:
         """Begin to bring the rows of the epoch's batches."""
@@ -555,6 +561,20 @@ class _Epoch:
         self.num_begun, self.num_done = first, 0
         self.sample_s = self.copy_s = self.wait_s = 0.0
         self._final: EpochStats | None = None
+        self._pid = os.getpid()
+
+    @property
+    def is_own(self) -> bool:
+        """Whether this process began the pass, not one that it was forked from."""
+        return self._pid == os.getpid()
+
+    def check_owner(self) -> None:
+        """Raise where the process was forked inside the pass."""
+        if not self.is_own:
+            raise RunError(
+                f"epoch {self.number}: the process was forked in the middle of it",
+                "Iterate over the loader anew in the child process.",
+            )
 
     def begin(self, ahead: Lookahead, fill_bytes: int) -> None:
         """Count from here on."""

@@ -7,11 +7,11 @@ import math
 import os
 import threading
 import weakref
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, NoReturn, Self
 
 import numpy as np
 
-from gnnx.errors import BudgetError
+from gnnx.errors import BudgetError, UsageError
 from gnnx.memory.budget import Tier
 from gnnx.memory.slab import ALIGNMENT, Lease, Slab, round_up
 
@@ -47,6 +47,12 @@ class Ledger:
         # already: appending to a deque is atomic and needs none
         self._released: collections.deque[tuple[int, Tier, str]] = collections.deque()
         _ledgers.add(self)
+
+    def __reduce__(self) -> NoReturn:
+        raise UsageError(
+            "a ledger and what has memory of it, such as a Loader, cannot go to another process",
+            "Send the gnnx.Dataset, which the other process opens anew, and make the rest there.",
+        )
 
     def empty(
         self,

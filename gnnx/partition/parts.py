@@ -137,7 +137,8 @@ class Partition:
         no_loops = DiskFeatures(
             self._dataset.path, ArrayEntry((0,), "int64", 0), self._dataset.io, self._dataset.ledger
         )
-        return GraphStore(indptr, indices, no_loops, self._dataset.io, self._dataset.ledger)
+        nodes = self._dataset.num_nodes
+        return GraphStore(indptr, indices, no_loops, nodes, self._dataset.io, self._dataset.ledger)
 
     def edges(self, begin: int, end: int) -> NDArray[Any]:
         """Where edges of the transpose are in the order by destination.

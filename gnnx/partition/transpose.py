@@ -69,7 +69,8 @@ def _graph_of(writer: DatasetWriter, folder: str, dataset: Dataset) -> Iterator[
         writer.partial, ArrayEntry((0,), "int64", 0), dataset.io, dataset.ledger
     )
     try:
-        yield GraphStore(indptr, indices, no_loops, dataset.io, dataset.ledger)
+        nodes = indptr.num_rows - 1
+        yield GraphStore(indptr, indices, no_loops, nodes, dataset.io, dataset.ledger)
     finally:
         indptr.file.close()
         indices.file.close()

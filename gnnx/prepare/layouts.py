@@ -60,7 +60,9 @@ def read_papers(folder: Path, workspace: Workspace) -> Source | None:
             source.labels = open_npy(workspace, processed / "paper" / name)
             break
     others = sorted(p.name for p in processed.iterdir() if p.name not in {"paper", cites})
-    source.notes += [f"{name}: not read: graphs of one type only" for name in others]
+    source.notes += [
+        f"{name}: not read: of this layout papers and citations are" for name in others
+    ]
     if (folder / "split_dict.pt").exists():
         source.notes.append("split_dict.pt: not read: a pickle; give --train, --val and --test")
     return source

@@ -77,8 +77,8 @@ class Tables:
             import duckdb
         except ImportError:
             raise UsageError(
-                "tables with keys need DuckDB, which is not installed",
-                "Install it: pip install 'gnnx[tables]'.",
+                "keys, and ids that have gaps, need DuckDB to be numbered, and it is not installed",
+                "Install it: pip install 'gnnx[tables]'; of ids with gaps, or give --num-nodes.",
             ) from None
         self.workspace, self._root, self._progress = workspace, root, progress
         self._errors = duckdb.Error

@@ -75,6 +75,24 @@ class Clusters:
         """Most nodes that a batch has."""
         return int(np.sort(np.diff(self._offsets)[self._seeded])[-self._per_batch :].sum())
 
+    def most_edges(self, graph: GraphStore) -> int:
+        """Most edges, from anywhere, into the nodes that a batch has.
+
+        Parameters
+        ----------
+        graph
+            Of the parts.
+
+        Returns
+        -------
+        int
+            Of the parts with most.
+        """
+        first = np.minimum(self._offsets[:-1], graph.num_nodes - 1)
+        start = np.where(first < self._offsets[:-1], graph.num_edges, graph.rows(first)[0])
+        num_edges = np.diff(start, append=graph.num_edges)[self._seeded]
+        return int(np.sort(num_edges)[-self._per_batch :].sum())
+
     def parts(self, key: Key) -> NDArray[np.int64]:
         """Parts of a step, ascending.
 

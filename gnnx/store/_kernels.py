@@ -63,6 +63,24 @@ _fetch_add: Any = _atomic_add
 
 
 @kernel
+def check_spans(start: Any, degree: Any, size: Any) -> Any:
+    """Give the place of the first span that is not inside ``range(size)``, or -1."""
+    for i in range(len(start)):
+        if start[i] < 0 or degree[i] < 0 or start[i] > size - degree[i]:
+            return i
+    return -1
+
+
+@kernel
+def check_pointers(indptr: Any, size: Any) -> Any:
+    """Give the first row whose pointers descend or leave ``range(size)``, or -1."""
+    for i in range(len(indptr) - 1):
+        if not 0 <= indptr[i] <= indptr[i + 1] <= size:
+            return i
+    return -1
+
+
+@kernel
 def check_ids(ids: Any, size: Any) -> Any:
     """Position of the first id outside [0, size), or -1; and whether the ids ascend."""
     ascending = True

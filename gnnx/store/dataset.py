@@ -5,10 +5,10 @@ Letters: N nodes, E edges, F feature width.
 
 from __future__ import annotations
 
-import threading
 from pathlib import Path
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Any, Self
 
+from gnnx import threads
 from gnnx.errors import DataError, UsageError
 from gnnx.memory import Budget, Ledger, format_bytes
 from gnnx.store.engine import IO_TIMEOUT_S, ReadEngine
@@ -25,6 +25,9 @@ if TYPE_CHECKING:
 
 class Dataset:
     """A folder of arrays, opened read-only by `open`; a context manager.
+
+    Pickled, as for a worker process, it is its path and budget: the worker opens it anew, and has a
+    ledger of its own that keeps to the same budget.
 
     A typed dataset has several node or edge types; the nodes of one of them, `target`, have the
     labels and splits, and `num_nodes`, `features`, `labels`, `split` and their like are of it.
@@ -68,13 +71,17 @@ class Dataset:
         self.io = ReadEngine(ledger, io_threads, io_timeout_s)
         self._arrays: dict[str, DiskFeatures] = {}
         self._graphs: dict[EdgeType, GraphStore] = {}
-        self._lock = threading.RLock()
+        self._lock = threads.Lock()
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_exc: object) -> None:
         self.close()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        budget, timeout_s = self.ledger.budget, self.io.timeout_s
+        return _reopened, (self.path.absolute(), budget, self.io_threads, timeout_s)
 
     def close(self) -> None:
         """Stop the readers and close the files; reads in flight fail.
@@ -210,6 +217,7 @@ class Dataset:
                     self.array(f"{folder}/indptr"),
                     self.array(f"{folder}/indices"),
                     self._array_or_ids(f"{folder}/loops"),
+                    self.manifest.nodes[edge_type[0]].count,
                     self.io,
                     self.ledger,
                 )
@@ -304,15 +312,26 @@ class Dataset:
         with self._lock:
             if name not in self._arrays:
                 path = self.path / f"{name}.npy"
-                self._arrays[name] = DiskFeatures(path, entry, self.io, self.ledger)
+                values = self._values_of(name, entry)
+                self._arrays[name] = DiskFeatures(path, entry, self.io, self.ledger, values)
             return self._arrays[name]
+
+    def _values_of(self, name: str, entry: ArrayEntry) -> tuple[int, int] | None:
+        """Lowest value of an array of ids or classes, and the one after the highest."""
+        folder, _, last = name.rpartition("/")
+        kind = self.manifest.nodes.get(folder.removeprefix("nodes/"))
+        if kind is None or not entry.dtype.startswith("int") or len(entry.shape) > 1:
+            return None
+        if last in {"train", "val", "test"}:
+            return 0, kind.count
+        return (-1, kind.num_classes) if last == "y" and kind.num_classes else None
 
     def _edge_type(self) -> EdgeType:
         if self.is_typed or not self.edge_types:
             raise UsageError(
                 f"{self.path} has {len(self.node_types)} node types and {len(self.edge_types)} "
                 "edge types, not one each",
-                "Take Dataset.graphs, which has the edges by type.",
+                "Take Dataset.graphs, which has the edges by type; the verb is for graphs of one.",
             )
         return self.edge_types[0]
 
@@ -356,6 +375,11 @@ def open(
         raise UsageError(f"{io_threads} reader threads", "Give at least 1.")
     ledger = Ledger(Budget.parse(memory, device_memory))
     return Dataset(Path(path), ledger, io_threads=io_threads, io_timeout_s=io_timeout_s)
+
+
+def _reopened(path: Path, budget: Budget, io_threads: int, io_timeout_s: float) -> Dataset:
+    """Open what another process has open."""
+    return Dataset(path, Ledger(budget), io_threads=io_threads, io_timeout_s=io_timeout_s)
 
 
 def _checked_manifest(path: Path) -> Manifest:

@@ -281,7 +281,8 @@ class _Disk:
     """Whether the disk brings anything: looked at by those who wait, since readers may be stuck."""
 
     def __init__(self, timeout_s: float, progress: Callable[[], int]) -> None:
-        self.timeout_s, self._progress = timeout_s, progress
+        self.timeout_s = timeout_s
+        self._progress = weakref.WeakMethod(progress)  # of who holds this: no cycle keeps a ledger
         self._seen, self._since, self._lock = -1, time.monotonic(), threading.Lock()
         self.dead = False
 
@@ -292,8 +293,9 @@ class _Disk:
 
     def is_dead(self) -> bool:
         """Whether nothing has come for too long, while something was wanted; it stays so."""
+        progress = self._progress()
         with self._lock:
-            seen, now = self._progress(), time.monotonic()
+            seen, now = self._seen if progress is None else progress(), time.monotonic()
             if seen != self._seen:
                 self._seen, self._since = seen, now
             self.dead = self.dead or now - self._since >= self.timeout_s
@@ -373,6 +375,8 @@ class ReadEngine(Traffic):
         Threads, as the budget allows.
     gap_bytes : int
         A read costs as much as this many bytes streamed, so that smaller gaps are read.
+    timeout_s : float
+        As given.
     buffer_bytes : int
         HOST bytes that the buffers take from the first request on.
     """
@@ -391,7 +395,7 @@ class ReadEngine(Traffic):
         size = total // self.num_readers // BLOCK * BLOCK
         self._buffer_size = max(BLOCK, min(size, LARGEST_RUN + BLOCK))
         self._sort_rows = max(4096, 1 << 20 if limit is None else limit // 128)
-        self._ledger, self._timeout_s = ledger, timeout_s
+        self._ledger, self.timeout_s = ledger, timeout_s
         self._memory: NDArray[np.uint8] | None = None
         self._closed = False
         self._reset()
@@ -401,7 +405,7 @@ class ReadEngine(Traffic):
         """No threads, as in a new engine and in a forked child."""
         self._lock = threading.Lock()
         self._readers: _Readers | None = None
-        self._disk = _Disk(self._timeout_s, self._progress)
+        self._disk = _Disk(self.timeout_s, self._progress)
         self._idle: queue.SimpleQueue[NDArray[np.uint8]] = queue.SimpleQueue()
         self._jobs: set[Job] = set()
         self._num_jobs = np.zeros(1, np.int64)  # of `_jobs`, for readers without the GIL

@@ -5,6 +5,7 @@ Letters: N nodes, R rows asked, F feature width.
 
 from __future__ import annotations
 
+import functools
 import math
 from typing import TYPE_CHECKING, Protocol
 
@@ -18,6 +19,7 @@ from gnnx.store.engine import LARGEST_RUN, WAIT_S, DataFile, Layout
 from gnnx.store.manifest import HEADER_BYTES
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
     from numpy.typing import NDArray
@@ -36,10 +38,17 @@ class Pending:
         Where they go.
     job
         What brings them; none where they are there.
+    check
+        Raises where the rows cannot be what was written.
     """
 
-    def __init__(self, out: torch.Tensor, job: Job | None = None) -> None:
-        self._out, self._job = out, job
+    def __init__(
+        self,
+        out: torch.Tensor,
+        job: Job | None = None,
+        check: Callable[[], None] | None = None,
+    ) -> None:
+        self._out, self._job, self._check = out, job, check
 
     def done(self) -> bool:
         """Whether `wait` would not wait."""
@@ -61,12 +70,15 @@ class Pending:
         Raises
         ------
         DataError
-            The file is shorter than it was when it was opened.
+            The file is shorter than it was when it was opened, or has values that cannot be.
         RunError
             A read failed, or time is up. Says which file.
         """
         if self._job is not None:
             self._job.wait(timeout_s)
+        if self._check is not None:
+            self._check()
+            self._check = None
         return self._out
 
 
@@ -135,6 +147,8 @@ class DiskFeatures(FeatureStore):
         Who reads.
     ledger
         Rows without an `out` come from here (HOST, owner ``"fetch"``).
+    values
+        Of ids and classes, the lowest and the one after the highest that there can be.
 
     Attributes
     ----------
@@ -146,8 +160,15 @@ class DiskFeatures(FeatureStore):
         Counts rows, reads and bytes.
     """
 
-    def __init__(self, path: Path, entry: ArrayEntry, engine: ReadEngine, ledger: Ledger) -> None:
-        self.path, self.entry = path, entry
+    def __init__(
+        self,
+        path: Path,
+        entry: ArrayEntry,
+        engine: ReadEngine,
+        ledger: Ledger,
+        values: tuple[int, int] | None = None,
+    ) -> None:
+        self.path, self.entry, self._values = path, entry, values
         self.file = DataFile(path)
         self._engine, self._ledger = engine, ledger
         self._end = HEADER_BYTES + entry.num_bytes
@@ -282,7 +303,22 @@ class DiskFeatures(FeatureStore):
         job = self._engine.submit(
             self.file, layout, rows, raw, size=size, num_rows=num_rows, slots=slots
         )
-        return Pending(out, job)
+        check = None
+        if self._values is not None:
+            check = functools.partial(self._check, out, num_rows, slots)
+        return Pending(out, job, check)
+
+    def _check(self, out: torch.Tensor, num_rows: int, slots: NDArray[np.int64] | None) -> None:
+        """Hold what came against the values that there can be."""
+        found = out[:num_rows] if slots is None else out[torch.from_numpy(slots)]
+        assert self._values is not None
+        low, high = self._values
+        for value in (int(found.min()), int(found.max())):
+            if not low <= value < high:
+                raise DataError(
+                    f"{self.path}: {value} found, values run from {low} to {high - 1}",
+                    "The file is damaged: find where with gnnx verify.",
+                )
 
     def _place(self, out: torch.Tensor | None, num_rows: int) -> torch.Tensor:
         """Check that rows may go to `out`, or make it."""

@@ -73,6 +73,8 @@ class Keys(abc.ABC):
         while low < high:
             middle = (low + high) // 2
             node = middle if self._order is None else int(self._order[middle])
+            if not 0 <= node < len(self):
+                raise _damaged(self._order, f"node {node} among {len(self)} nodes")
             value = self._comparable(self.of(np.array([node]))[0])
             if value == wanted:
                 return node
@@ -101,6 +103,13 @@ class _MovedKeys(_IntegerKeys):
     """Ids before the nodes were put into parts, of a dataset without keys; in no order."""
 
     _PIECE = 1 << 16
+
+    def of(self, ids: NDArray[np.int64]) -> NDArray[np.int64]:
+        keys = super().of(ids)
+        bad = np.flatnonzero((keys < 0) | (keys >= len(self)))
+        if len(bad):
+            raise _damaged(self._keys, f"node {keys[bad[0]]} among {len(self)} nodes")
+        return keys
 
     def ids(self, keys: Sequence[Any] | NDArray[np.int64]) -> NDArray[np.int64]:
         """Find nodes by their ids before, in one pass over all of them; see `Keys.ids`."""
@@ -133,15 +142,25 @@ class _TextKeys(Keys):
         return len(self._offsets) - 1
 
     def of(self, ids: NDArray[np.int64]) -> list[str]:
-        spans = zip(self._offsets[ids].tolist(), self._offsets[ids + 1].tolist(), strict=True)
+        begins, ends = self._offsets[ids], self._offsets[ids + 1]
+        bad = np.flatnonzero((begins < 0) | (begins > ends) | (ends > len(self._text)))
+        if len(bad):
+            at = bad[0]
+            span = f"bytes {begins[at]} to {ends[at]} of {len(self._text)}"
+            raise _damaged(self._offsets, f"entry {ids[at]} is {span}")
+        spans = zip(begins.tolist(), ends.tolist(), strict=True)
         try:
             return [self._text[begin:end].tobytes().decode() for begin, end in spans]
         except UnicodeDecodeError as error:
-            path = getattr(self._text, "filename", "keys")  # of what is mapped
-            raise DataError(f"{path}: damaged: {error}", "Run gnnx verify.") from None
+            raise _damaged(self._text, str(error)) from None
 
     def _comparable(self, key: Any) -> Any:
         return str(key).encode()
+
+
+def _damaged(array: Any, what: str) -> DataError:
+    path = getattr(array, "filename", "keys")  # of what is mapped
+    return DataError(f"{path}: {what}", "The file is damaged: find where with gnnx verify.")
 
 
 def open_keys(folder: Path, manifest: Manifest, node_type: str) -> Keys:

@@ -8,7 +8,7 @@ import logging
 from typing import TYPE_CHECKING
 
 from gnnx.errors import BudgetError
-from gnnx.memory import Ledger, Tier
+from gnnx.memory import Ledger, Tier, available_bytes
 from gnnx.store.dataset import Dataset
 
 if TYPE_CHECKING:
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 _NEAR = 1.02  # the search ends when what works and what does not are this close
 _SPARE = 1.04  # batches to come may be a little larger than those that were tried
+_SHARE = 0.8  # of the bytes that are available, as of a budget's default
 _OPTIONS = {Tier.HOST: "--memory", Tier.DEVICE: "--device-memory"}
 _log = logging.getLogger("gnnx")
 
@@ -25,7 +26,8 @@ def smallest_named(dataset: Dataset, attempt: Callable[[Dataset], None]) -> Iter
     """Let a BudgetError of HOST or DEVICE name the smallest budget with which the work gets done.
 
     The ledger knows only the allocation that failed. Here the work is rehearsed in other budgets
-    of that tier, until one that works lies 2 % above one that does not; 4 % are added.
+    of that tier, until one that works lies 2 % above one that does not; 4 % are added. Where a
+    rehearsal would take more than 80 % of the RAM that is available, the error stands as it is.
 
     Parameters
     ----------
@@ -60,12 +62,20 @@ def smallest_named(dataset: Dataset, attempt: Callable[[Dataset], None]) -> Iter
 def _smallest(
     dataset: Dataset, attempt: Callable[[Dataset], None], error: BudgetError
 ) -> int | None:
-    """Find enough bytes of the failed tier; None where another is short too, or of typed graphs."""
+    """Find enough bytes of the failed tier; None where another or the machine is short too.
+
+    Nor are there rehearsals of typed graphs.
+    """
     tier, limit = Tier(error.tier), dataset.ledger.budget.limit(Tier(error.tier))
     if tier not in _OPTIONS or limit is None or dataset.is_typed:
         return None
     low, high = limit, error.smallest_bytes
-    while (needed := _needed(dataset, attempt, tier, high)) is not None:
+    while True:
+        if high > _SHARE * available_bytes():  # it is taken beside what the first dataset holds
+            return None
+        needed = _needed(dataset, attempt, tier, high)
+        if needed is None:
+            break
         if needed < 0:
             return None
         low, high = high, max(needed, high + high // 2)

@@ -5,12 +5,12 @@ Letters: N nodes, E edges, R rows or positions asked. Row d of the CSR lists the
 
 from __future__ import annotations
 
-import threading
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
 
+from gnnx import threads
 from gnnx.errors import DataError
 from gnnx.memory import Tier
 from gnnx.store import _kernels
@@ -53,6 +53,9 @@ class _Pages(NamedTuple):
     """The kept ones, (K, entries)."""
 
 
+_DAMAGED = "The file is damaged: find where with gnnx verify."
+
+
 class GraphStore:
     """In-edges of one edge type; made by `Dataset`.
 
@@ -68,6 +71,8 @@ class GraphStore:
         (E,) int32 or int64: the sources, row after row.
     loops
         Ids of the nodes that have an edge to themselves, ascending.
+    num_sources
+        Nodes that the sources are of.
     engine
         Who reads.
     ledger
@@ -90,6 +95,7 @@ class GraphStore:
         indptr: DiskFeatures,
         indices: DiskFeatures,
         loops: DiskFeatures,
+        num_sources: int,
         engine: ReadEngine,
         ledger: Ledger,
     ) -> None:
@@ -97,12 +103,12 @@ class GraphStore:
         self.index_dtype = np.dtype(indices.entry.dtype)
         self.ledger = ledger
         self._indptr, self._indices, self._loops = indptr, indices, loops
-        self._engine = engine
+        self._engine, self._num_sources = engine, num_sources
         self._resident_indptr: NDArray[np.int64] | None = None
         self._resident_indices: NDArray[Any] | None = None
         self._pages: _Pages | None = None
         self._loop_bits: NDArray[np.uint8] | None = None
-        self._lock = threading.Lock()
+        self._lock = threads.Lock()
 
     def __repr__(self) -> str:
         return f"GraphStore({self.num_nodes} nodes, {self.num_edges} edges)"
@@ -144,12 +150,10 @@ class GraphStore:
             ).wait(WAIT_S)
             start[:] = pairs[::2]
             np.subtract(pairs[1::2], start, out=degree)
-        if len(nodes) and degree.min() < 0:
-            node = nodes[int(degree.argmin())]
-            raise DataError(
-                f"{self._indptr.path}: row {node} has {degree.min()} edges",
-                "The file is damaged: find where with gnnx verify.",
-            )
+        bad = _kernels.check_spans(start, degree, self.num_edges)
+        if bad >= 0:
+            begin = int(start[bad])
+            raise self._bad_row(int(nodes[bad]), begin, begin + int(degree[bad]))
         return start, degree
 
     def take(self, positions: NDArray[np.int64]) -> NDArray[Any]:
@@ -173,6 +177,7 @@ class GraphStore:
         if self._resident_indices is None and self._pages is None:
             out = self._empty(len(positions), self.index_dtype)
             self._indices.read(positions, torch.from_numpy(out))
+            self._check_sources(out)
             return out
         self._check(self._indices, positions, self.num_edges, "position")
         out = self._empty(len(positions), self.index_dtype)
@@ -187,6 +192,7 @@ class GraphStore:
             positions, self.page_entries, kept.slot, kept.pages, out, absent, places
         )
         self._indices.read(absent, torch.from_numpy(out), places)
+        self._check_sources(out)
         return out
 
     def has_loop(self, nodes: NDArray[np.int64]) -> NDArray[np.bool_]:
@@ -274,6 +280,9 @@ class GraphStore:
             self._engine.submit(self._indices.file, layout, pages, raw, num_rows=len(pages)).wait(
                 WAIT_S
             )
+            end = self.num_edges - int(pages[-1]) * self.page_entries  # the last page may be short
+            self._check_sources(kept[:-1].reshape(-1))
+            self._check_sources(kept[-1, :end])
         self._pages = _Pages(slot, kept)
 
     def drop_pages(self) -> None:
@@ -311,7 +320,9 @@ class GraphStore:
                 limit_bytes -= pointers
             whole = self._resident_indptr is not None
             if whole and self._resident_indices is None and sources <= limit_bytes:
-                self._resident_indices = self._load(self._indices)
+                indices = self._load(self._indices)
+                self._check_sources(indices)
+                self._resident_indices = indices
         return pointers + sources - sum(self.unpinned)
 
     def _load(self, array: DiskFeatures) -> NDArray[Any]:
@@ -362,6 +373,9 @@ class GraphStore:
             if row < end:
                 stop = min(end, row + max_edges)
                 indptr = _range(self._indptr, self._resident_indptr, row, stop + 1).wait().numpy()
+                bad = _kernels.check_pointers(indptr, self.num_edges)
+                if bad >= 0:
+                    raise self._bad_row(row + bad, int(indptr[bad]), int(indptr[bad + 1]))
                 count = int(np.searchsorted(indptr, indptr[0] + max_edges, side="right")) - 1
                 count = max(1, min(count, stop - row))
                 local = self._empty(count + 1, np.dtype(np.int64))
@@ -372,7 +386,24 @@ class GraphStore:
                 row += count
             if now is not None:
                 first, local, edges = now
-                yield Rows(first, local, edges.wait().numpy())
+                indices = edges.wait().numpy()
+                self._check_sources(indices)
+                yield Rows(first, local, indices)
+
+    def _check_sources(self, sources: NDArray[Any]) -> None:
+        """Hold what came from the disk against the number of sources."""
+        bad, _ = _kernels.check_ids(sources, self._num_sources)
+        if bad >= 0:
+            raise DataError(
+                f"{self._indices.path}: node {sources[bad]} among {self._num_sources} nodes",
+                _DAMAGED,
+            )
+
+    def _bad_row(self, row: int, begin: int, end: int) -> DataError:
+        return DataError(
+            f"{self._indptr.path}: row {row} is edges {begin} to {end} of {self.num_edges}",
+            _DAMAGED,
+        )
 
     @staticmethod
     def _check(array: DiskFeatures, ids: NDArray[np.int64], size: int, what: str) -> bool:

@@ -277,7 +277,7 @@ class DatasetWriter:
         if not os.path.lexists(self.out) or (self.out.is_dir() and not any(self.out.iterdir())):
             return
         if not self._overwrite:
-            raise UsageError(f"{self.out} exists already", "Give another name, or overwrite it.")
+            raise UsageError(f"{self.out} exists already", "Give another name, or --overwrite it.")
         if not (self.out / MANIFEST).is_file():
             raise UsageError(
                 f"{self.out} is not a gnnx dataset, so it is not overwritten", "Give another name."

@@ -16,7 +16,7 @@ import torch
 from gnnx.errors import DataError, ResourceError
 
 _FILE = "checkpoint.pt"
-_VERSION = 5
+_VERSION = 6
 _DAMAGES = (
     RuntimeError,
     EOFError,

@@ -16,8 +16,9 @@ import torch
 
 from gnnx import inference, threads
 from gnnx.cache import decide, forecast, held_bytes
+from gnnx.errors import ResourceError
 from gnnx.inference.pieces import piece_bytes
-from gnnx.memory import Tier
+from gnnx.memory import Tier, available_bytes, format_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -90,6 +91,32 @@ class _Batch:
     read_s: float
     sample_s: float
     compute_s: float
+
+
+def check_memory(model: nn.Module, *, num_states: int = 2) -> None:
+    """Refuse a model whose training takes more memory than is free, before it is taken.
+
+    Parameters
+    ----------
+    model
+        Its parameters count as far as they are not there yet, which is on the device ``"meta"``.
+    num_states
+        Tensors that the optimizer keeps for each parameter.
+
+    Raises
+    ------
+    ResourceError
+        Parameters, gradients and optimizer state exceed `gnnx.memory.available_bytes`.
+    """
+    size = sum(p.numel() * p.element_size() for p in model.parameters())
+    held = sum(p.numel() * p.element_size() for p in model.parameters() if not p.is_meta)
+    needed, free = (2 + num_states) * size, available_bytes()
+    if needed - held > free:
+        raise ResourceError(
+            f"parameters, gradients and optimizer state take {needed - held} bytes "
+            f"({format_bytes(needed - held)}) more, {free} ({format_bytes(free)}) are free",
+            "Make the model narrower (--hidden) or of fewer layers, or free memory.",
+        )
 
 
 def make_plan(

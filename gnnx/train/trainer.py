@@ -6,7 +6,6 @@ Shapes: N nodes, B seeds, C classes.
 from __future__ import annotations
 
 import dataclasses
-import functools
 import math
 import time
 from collections.abc import Mapping
@@ -16,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 
 from gnnx import ops
-from gnnx.errors import DataError, RunError, UsageError
+from gnnx.errors import BudgetError, DataError, RunError, UsageError
 from gnnx.inference import parameter_dtype
 from gnnx.loader import HeteroLoader, Loader
 from gnnx.memory import Tier, peak_rss_bytes
@@ -26,7 +25,7 @@ from gnnx.train.base import base_rss_bytes
 from gnnx.train.checkpoint import has_state, read_state, write_state
 from gnnx.train.metrics import METRICS, MetricName, Metrics, evaluate
 from gnnx.train.objective import make_loss, make_optimizer, make_scheduler
-from gnnx.train.plan import make_plan, rehearse
+from gnnx.train.plan import check_memory, make_plan, rehearse
 from gnnx.train.reports import EpochReport, MemoryReport, TrainReport
 
 if TYPE_CHECKING:
@@ -147,11 +146,11 @@ class Trainer:
         self.eval_every, self.patience, self.schedule = eval_every, patience, schedule
         self.checkpoint = None if checkpoint is None else Path(checkpoint)
         self.checkpoint_every, self.metric = checkpoint_every, metric
+        if self.device.type == "cpu":
+            check_memory(model, num_states=2 if isinstance(optimizer, str) else 0)
         self.base_rss_bytes = base_rss_bytes(model, dataset)
         self.model.to(self.device)
-        self._new_loader = functools.partial(
-            self._make_loader, fanouts, batch_size, clusters_per_batch
-        )
+        self._batching = fanouts, batch_size, clusters_per_batch
         self.loader = self._new_loader(dataset)
         self.optimizer = make_optimizer(optimizer, model, lr, weight_decay)
         with smallest_named(dataset, self._rehearse):
@@ -171,16 +170,15 @@ class Trainer:
             "schedule": schedule if isinstance(schedule, str) else "own",
             "autocast": str(autocast),
             "metric": metric,
+            "loss": "own" if loss else "cross-entropy",
+            "class_weights": class_weights.tolist()
+            if isinstance(class_weights, torch.Tensor)
+            else class_weights,
         }
 
-    def _make_loader(
-        self,
-        fanouts: Sequence[int] | Mapping[EdgeType, Sequence[int]],
-        batch_size: int,
-        clusters_per_batch: int | None,
-        dataset: Dataset,
-    ) -> Any:
-        options: dict[str, Any] = {"seed": self.seed, "device": self.device}
+    def _new_loader(self, dataset: Dataset, **more: Any) -> Any:
+        fanouts, batch_size, clusters_per_batch = self._batching
+        options: dict[str, Any] = {"seed": self.seed, "device": self.device, **more}
         if dataset.is_typed:
             if clusters_per_batch is not None:
                 raise UsageError(
@@ -234,8 +232,12 @@ class Trainer:
         return self._plan
 
     def _rehearse(self, dataset: Dataset) -> None:
-        """Take the memory of the training on the same dataset, opened with another budget."""
-        rehearse(self._new_loader(dataset), self.model, self.device)
+        """Take the memory of the training on the same dataset, opened with another budget.
+
+        Without the rows and windows that batches and evaluations can do without: they would be read
+        into memory beside those of the training.
+        """
+        rehearse(self._new_loader(dataset, cache=None), self.model, self.device)
 
     def fit(
         self,
@@ -408,8 +410,9 @@ class Trainer:
 
     def _evaluate(self, split: str, progress: Progress | None) -> tuple[Metrics, float]:
         begin = time.perf_counter()
-        with self.loader.lent():
-            metrics = evaluate(
+
+        def metrics_of_split() -> Metrics:
+            return evaluate(
                 self.model,
                 self.dataset,
                 split,
@@ -418,6 +421,17 @@ class Trainer:
                 device=self.device,
                 progress=progress,
             )
+
+        try:
+            with self.loader.lent():
+                metrics = metrics_of_split()
+        except BudgetError as error:
+            if error.tier != Tier.HOST.value or not self.loader.features.is_filled:
+                raise
+            metrics = None  # again, when the error has let go of what its frames hold
+        if metrics is None:
+            with self.loader.released():
+                metrics = metrics_of_split()
         end = time.perf_counter()
         if self._trace is not None:
             self._trace.add("evaluate", begin, end, split=split)
@@ -481,6 +495,12 @@ class Trainer:
                     f"{self.checkpoint}: {name} was {value} and is {mine[name]} now",
                     "Resume with the settings and the data set of the checkpoint.",
                 )
+        shapes = {name: list(value.shape) for name, value in self.model.state_dict().items()}
+        if shapes != {name: list(value.shape) for name, value in content["model"].items()}:
+            raise UsageError(
+                f"{self.checkpoint}: its weights are those of another model",
+                "Resume with the model of the checkpoint.",
+            )
         self.model.load_state_dict(content["model"])
         self.optimizer.load_state_dict(content["optimizer"])
         scheduler.load_state_dict(content["scheduler"])
