@@ -24,7 +24,7 @@ from gnnx.prepare.origin import origin_of
 from gnnx.prepare.recipe import Options, Recipe
 from gnnx.prepare.report import Report
 from gnnx.prepare.sources import Reader
-from gnnx.prepare.splits import NAMES, Shares, Splits
+from gnnx.prepare.splits import DEFAULT_SHARES, NAMES, Shares, Splits
 from gnnx.prepare.text import TextFormat
 from gnnx.prepare.typed import TypedReport, has_types, prepare_typed, refuse_for_types
 from gnnx.prepare.values import FOLDER as EDGES
@@ -39,7 +39,6 @@ if TYPE_CHECKING:
     from gnnx.prepare.sources import Source
     from gnnx.threads import Progress
 
-_DEFAULT_SPLIT = "0.6,0.2,0.2"
 _CHOICES = {
     "self_loops": ("keep", "drop", "add"),
     "duplicates": ("keep", "drop", "sum"),
@@ -360,7 +359,7 @@ def _write_nodes(
     if shares is None and found.splits:
         splits.read(found.splits)
     else:
-        splits.draw(shares or Shares(_DEFAULT_SPLIT), labels, options.seed)
+        splits.draw(shares or Shares(DEFAULT_SHARES), labels, options.seed)
     splits.write(writer, has_labels=labels is not None, unlabeled=options.unlabeled, report=report)
 
 

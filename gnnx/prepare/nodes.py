@@ -11,6 +11,7 @@ import numpy as np
 
 from gnnx.errors import DataError
 from gnnx.prepare import _kernels
+from gnnx.store import MISSING_LABEL
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -26,8 +27,6 @@ if TYPE_CHECKING:
 Nonfinite: TypeAlias = Literal["refuse", "keep", "zero"]
 _FIRST_ROWS = 5  # of those with a NaN, that a message names
 _MAX_CLASSES = 1 << 20
-MISSING_LABEL = 255
-"""Of a node without labels, where nodes have several."""
 # Logical dtype and bits by NumPy's name; the others of its kind are widened.
 _STORED = {
     **{name: name for name in ("float32", "float16", "int8", "uint8", "int16", "int32", "int64")},

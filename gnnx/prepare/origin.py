@@ -15,8 +15,6 @@ from gnnx.prepare.recipe import document_of
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-_FILES = {"source", "features", "labels", "train", "val", "test"}
-_FILES |= {"edge_weight", "edge_attr", "edge_time"}
 _CHANGE_NO_BYTE = {"out", "memory", "overwrite", "progress"}
 _FILES = {"source", "features", "labels", "train", "val", "test"}
 _FILES |= {"edge_weight", "edge_attr", "edge_time"}  # or columns, which are no files

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 
 from gnnx.errors import DataError
 
@@ -129,7 +128,3 @@ class Report:
         values = dataclasses.asdict(self)
         counts = {name: value for name, value in values.items() if isinstance(value, int)}
         return {**counts, "nonfinite": sum(self.nonfinite.values())}
-
-    def to_json(self) -> str:
-        """JSON object of all fields."""
-        return json.dumps(dataclasses.asdict(self))

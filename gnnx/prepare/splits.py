@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from gnnx.store import DatasetWriter
 
 NAMES = ("train", "val", "test")
+DEFAULT_SHARES = "0.6,0.2,0.2"
+"""Shares that are drawn where an input has no splits and none are asked for."""
 _LABELLED = 8
 _PIECE = 1 << 15  # nodes
 

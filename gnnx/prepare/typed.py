@@ -18,7 +18,7 @@ from gnnx.prepare.arrays import Workspace
 from gnnx.prepare.csr import CsrBuilder, EdgeRules
 from gnnx.prepare.nodes import labels_of, write_features, write_labels
 from gnnx.prepare.report import Report
-from gnnx.prepare.splits import Shares, Splits
+from gnnx.prepare.splits import DEFAULT_SHARES, Shares, Splits
 from gnnx.prepare.text import outside
 from gnnx.prepare.typed_layouts import read_graphbolt, read_ogb
 from gnnx.prepare.typed_recipe import TypedRecipe, is_typed
@@ -35,8 +35,6 @@ if TYPE_CHECKING:
     from gnnx.prepare.recipe import Options
     from gnnx.prepare.typed_tables import TypedSource
     from gnnx.threads import Progress
-
-_DEFAULT_SPLIT = "0.6,0.2,0.2"
 
 
 @dataclasses.dataclass
@@ -229,7 +227,7 @@ def _write_nodes(
         if options.split is None and nodes.splits:
             splits.read(nodes.splits)
         else:
-            splits.draw(Shares(options.split or _DEFAULT_SPLIT), known, options.seed)
+            splits.draw(Shares(options.split or DEFAULT_SHARES), known, options.seed)
         splits.write(
             place, has_labels=known is not None, unlabeled=options.unlabeled, report=report
         )

@@ -5,7 +5,7 @@ from gnnx.store.disk import Disk, calibrate, known
 from gnnx.store.engine import GAP_BYTES, ReadEngine
 from gnnx.store.features import ConstantFeatures, DiskFeatures, FeatureStore, Pending
 from gnnx.store.keys import Keys
-from gnnx.store.manifest import Manifest
+from gnnx.store.manifest import MISSING_LABEL, Manifest
 from gnnx.store.rehearsal import smallest_named
 from gnnx.store.scratch import ScratchRows
 from gnnx.store.topology import PAGE_BYTES, GraphStore
@@ -15,6 +15,7 @@ from gnnx.store.writer import ArrayWriter, DatasetWriter, enough_named, whole_fi
 
 __all__ = [
     "GAP_BYTES",
+    "MISSING_LABEL",
     "PAGE_BYTES",
     "ArrayWriter",
     "ConstantFeatures",

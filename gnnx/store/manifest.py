@@ -27,6 +27,8 @@ MANIFEST = "manifest.json"
 JOURNAL = "journal.json"  # of a dataset that is being written
 HEADER_BYTES = 4096  # direct I/O reads whole blocks, so data begin at one
 PAGE_BYTES = 64 << 20  # unit of checksums
+MISSING_LABEL = 255
+"""Of labels of which a node may have several, 0 or 1: one that is not known."""
 _DISK_DTYPES = {
     **{name: np.dtype(name).newbyteorder("<") for name in ("float16", "float32", "float64")},
     **{name: np.dtype(name).newbyteorder("<") for name in ("int8", "int16", "int32", "int64")},

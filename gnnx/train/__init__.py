@@ -3,14 +3,13 @@
 from gnnx.train.base import base_rss_bytes
 from gnnx.train.checkpoint import Checkpoint, load_checkpoint
 from gnnx.train.logs import JsonLines, TensorBoard
-from gnnx.train.metrics import METRICS, UNKNOWN, UNLABELLED, MetricName, Metrics, evaluate
+from gnnx.train.metrics import METRICS, UNLABELLED, MetricName, Metrics, evaluate
 from gnnx.train.plan import Plan, check_memory
 from gnnx.train.reports import EpochReport, MemoryReport, TrainReport
 from gnnx.train.trainer import Trainer
 
 __all__ = [
     "METRICS",
-    "UNKNOWN",
     "UNLABELLED",
     "Checkpoint",
     "EpochReport",

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from gnnx.errors import UsageError
 from gnnx.inference import stream
 from gnnx.memory import Tier
+from gnnx.store import MISSING_LABEL
 
 if TYPE_CHECKING:
     from gnnx.cache import HeteroFeatures
@@ -24,8 +25,6 @@ if TYPE_CHECKING:
 
 UNLABELLED = -1
 """The class of a node that has none."""
-UNKNOWN = 255
-"""Of labels of which a node may have several, 0 or 1: one that is not known."""
 
 MetricName: TypeAlias = Literal["accuracy", "rocauc", "ap", "f1", "f1-macro"]
 METRICS: tuple[MetricName, ...] = ("accuracy", "rocauc", "ap", "f1", "f1-macro")
@@ -49,13 +48,13 @@ class Metrics:
 
 
 def has_several_labels(dataset: Dataset) -> bool:
-    """Whether a node may have several labels: rows (C,) of 0, 1 and `UNKNOWN`, not a class."""
+    """Whether a node may have several labels: rows of 0, 1 and `MISSING_LABEL`, not a class."""
     return dataset.labels is not None and len(dataset.labels.row_shape) == 1
 
 
 def known_nodes(y: Tensor) -> Tensor:
     """Which nodes have a label, (R,) bool."""
-    return y != UNLABELLED if y.dim() == 1 else (y != UNKNOWN).any(1)
+    return y != UNLABELLED if y.dim() == 1 else (y != MISSING_LABEL).any(1)
 
 
 def evaluate(
@@ -119,7 +118,7 @@ def evaluate(
         known = known_nodes(y)
         scores, y = logits[known].to(torch.promote_types(logits.dtype, torch.float32)), y[known]
         loss_sum += float(_loss_sum(scores, y))
-        num_terms += len(y) if y.dim() == 1 else int((y != UNKNOWN).sum())
+        num_terms += len(y) if y.dim() == 1 else int((y != MISSING_LABEL).sum())
         count += len(y)
         for part in {accuracy, chosen}:
             part.add(scores, y)
@@ -131,7 +130,7 @@ def evaluate(
 def _loss_sum(scores: Tensor, y: Tensor) -> Tensor:
     if y.dim() == 1:
         return nn.functional.cross_entropy(scores, y, reduction="sum")
-    known = y != UNKNOWN
+    known = y != MISSING_LABEL
     return nn.functional.binary_cross_entropy_with_logits(
         scores[known], y[known].to(scores.dtype), reduction="sum"
     )
@@ -161,7 +160,7 @@ class _Accuracy:
         if y.dim() == 1:
             right, known = scores.argmax(1) == y, torch.ones_like(y, dtype=torch.bool)
         else:
-            right, known = (scores > 0) == (y == 1), y != UNKNOWN
+            right, known = (scores > 0) == (y == 1), y != MISSING_LABEL
         self._right += int((right & known).sum())
         self._count += int(known.sum())
 
@@ -186,7 +185,7 @@ class _F1:
             classes = torch.arange(self._counts.shape[1], device=y.device)
             true, predicted = (c[:, None] == classes for c in (y, scores.argmax(1)))
         else:
-            known = y != UNKNOWN
+            known = y != MISSING_LABEL
             true, predicted = (y == 1) & known, (scores > 0) & known
         sums = [part.sum(0).cpu() for part in (true, predicted, true & predicted)]
         self._counts += torch.stack(sums)
@@ -237,7 +236,7 @@ class _Ranked:
             values = []
             for scores, labels in zip(self._scores, self._labels, strict=True):
                 scores, labels = scores[: self._filled], labels[: self._filled]  # noqa: PLW2901
-                known = labels != UNKNOWN
+                known = labels != MISSING_LABEL
                 values.append(self._curve(scores[known], labels[known] == 1))
         numbers = [value for value in values if value is not None]
         return sum(numbers) / len(numbers) if numbers else None

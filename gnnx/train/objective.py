@@ -8,7 +8,8 @@ import torch
 from torch import nn
 
 from gnnx.errors import UsageError
-from gnnx.train.metrics import UNKNOWN, UNLABELLED, has_several_labels
+from gnnx.store import MISSING_LABEL
+from gnnx.train.metrics import UNLABELLED, has_several_labels
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -78,7 +79,7 @@ class _BinaryCrossEntropy(nn.Module):
     """Mean over the labels that are known of the seeds, in nats."""
 
     def forward(self, logits: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        known = y != UNKNOWN
+        known = y != MISSING_LABEL
         return nn.functional.binary_cross_entropy_with_logits(
             logits[known], y[known].to(logits.dtype)
         )
