@@ -398,7 +398,8 @@ def test_damaged_keys_are_named(tmp_path):
         file.seek(4100)
         file.write(b"\xff")
     error = run("export", tmp_path / "graph", tmp_path / "out.csv", code=3)["error"]
-    assert "key_bytes.npy: damaged" in error["cause"]
+    assert "key_bytes.npy: 'utf-8' codec can't decode byte 0xff" in error["cause"]
+    assert error["remedy"] == "The file is damaged: find where with gnnx verify."
     assert not list(tmp_path.glob("out.csv*"))
 
 
