@@ -257,7 +257,7 @@ def test_infer_writes_a_row_a_node(graph, tmp_path):
     assert np.mean(right[160:]) == pytest.approx(trained["test_accuracy"])
 
 
-@pytest.mark.parametrize("model", ["gin", "gat", "gatv2"])
+@pytest.mark.parametrize("model", [*("gin", "gat"), pytest.param("gatv2", marks=pytest.mark.slow)])
 def test_every_model_is_trained_resumed_and_inferred(graph, tmp_path, model):
     state = ["--model", model, "--checkpoint", tmp_path / "run"]
     run("train", graph, *TRAIN, *state, "--epochs", 1)
