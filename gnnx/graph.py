@@ -7,12 +7,11 @@ on one device. A Block is the only graph a layer sees, in every mode.
 from __future__ import annotations
 
 import dataclasses
-import functools
 from typing import Any, NamedTuple, TypeVar
 
 import torch
 
-from gnnx import ops
+from gnnx import ops, threads
 from gnnx.errors import DataError
 from gnnx.random import Key
 
@@ -100,17 +99,17 @@ class Graph:
         """E."""
         return len(self.indices)
 
-    @functools.cached_property
+    @threads.lazy
     def transpose(self) -> Transpose:
         """Out-edges of every node."""
         return Transpose(*ops.transpose(self.indptr, self.indices, self.num_nodes))
 
-    @functools.cached_property
+    @threads.lazy
     def degree(self) -> torch.Tensor:
         """In-degrees, (N,) int64."""
         return self.indptr.diff()
 
-    @functools.cached_property
+    @threads.lazy
     def has_loop(self) -> torch.Tensor:
         """Which nodes have an edge to themselves, (N,) bool."""
         rows = torch.repeat_interleave(torch.arange(self.num_nodes), self.degree)
@@ -204,7 +203,7 @@ class Block:
         """E."""
         return len(self.indices)
 
-    @functools.cached_property
+    @threads.lazy
     def looped(self) -> Block:
         """The block with exactly one edge from each destination to itself, first in its row.
 

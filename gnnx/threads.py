@@ -17,7 +17,7 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, ParamSpec, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeAlias, TypeVar
 
 import numba
 from llvmlite import ir
@@ -114,6 +114,30 @@ class _Pool:
     def forget(self) -> None:
         """Drop threads that a fork did not bring along."""
         self.lock, self.executor = threading.Lock(), None
+
+
+class lazy(Generic[T]):  # noqa: N801 - a decorator
+    """A property that is computed when it is first asked for, and kept.
+
+    `functools.cached_property` has a lock for all instances before Python 3.12: a thread that
+    computes one holds it, and a child forked meanwhile waits for it for ever. Here two threads may
+    compute the same value twice.
+
+    Parameters
+    ----------
+    make
+        Computes the value of an instance.
+    """
+
+    def __init__(self, make: Callable[[Any], T]) -> None:
+        self._make, self.__doc__ = make, make.__doc__
+
+    def __set_name__(self, _owner: type, name: str) -> None:
+        self._name = name
+
+    def __get__(self, instance: Any, _owner: type | None = None) -> T:
+        value = instance.__dict__[self._name] = self._make(instance)
+        return value
 
 
 class Lock:

@@ -366,7 +366,7 @@ def test_relations_of_triples(tmp_path):
         [*forward, ("c", "likes", "c"), ("b", "likes", "a"), ("c", "is near", "b")]
     )
     (tmp_path / "t.tsv").write_text("a\t\tb\n")
-    with pytest.raises(DataError, match=r"t\.tsv: edge 0: relation \[nan\]"):
+    with pytest.raises(DataError, match=r"t\.tsv: edge 0, column 0: relation nan"):
         prepare(tmp_path / "r.toml", tmp_path / "no")
 
 

@@ -383,6 +383,8 @@ def test_a_damaged_dataset_is_not_cut_into_parts_h21(inputs, tmp_path, name, dam
             stream.seek(-1, os.SEEK_CUR)
             stream.write(bytes([byte ^ 0x40]))
         cause = f"{name}.npy: page 0, bytes 4096 to {size}: "
+    if (name, damage) == ("indices", "flip"):  # met before the checksums: the graph is opened first
+        cause = "indices.npy: node "
     with pytest.raises(DataError, match="npy: ") as caught:
         partition(path, tmp_path / "parts", num_parts=3, method="stream")
     assert cause in str(caught.value)

@@ -5,11 +5,11 @@ Letters: N nodes, P parts, H nodes of a halo.
 
 from __future__ import annotations
 
-import functools
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from gnnx import threads
 from gnnx.errors import DataError, UsageError
 from gnnx.memory import Tier
 from gnnx.partition.transpose import TRANSPOSE
@@ -119,7 +119,7 @@ class Partition:
         np.copyto(ids, self._dataset.array(f"{self._edges}/halo").read_range(begin, end).numpy())
         return ids
 
-    @functools.cached_property
+    @threads.lazy
     def transpose(self) -> GraphStore:
         """The same edges by source: row u lists the nodes that read u, ascending.
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 import torch
 
-from gnnx import ops
+from gnnx import ops, threads
 from gnnx.errors import DataError, UsageError
 from gnnx.graph import Block, Transpose
 from gnnx.memory import Tier
@@ -194,16 +194,16 @@ class _Reached:
         self._graph = graph
         self.id = self._keep(seen.nodes, torch.int64)
 
-    @functools.cached_property
+    @threads.lazy
     def rows(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Where their rows begin, and how long they are."""
         return self._graph.rows(self.id.numpy())
 
-    @functools.cached_property
+    @threads.lazy
     def degree(self) -> torch.Tensor:
         return self._keep(self.rows[1], torch.int64)
 
-    @functools.cached_property
+    @threads.lazy
     def has_loop(self) -> torch.Tensor:
         return self._keep(self._graph.has_loop(self.id.numpy()), torch.bool)
 
