@@ -96,7 +96,7 @@ def infer(
     Raises
     ------
     BudgetError
-        One row's neighbourhood does not fit the budget; names the smallest one that does.
+        One row's neighbourhood does not fit the budget; with `out`, names the smallest that does.
     DataError
         A node is outside the graph.
     UsageError

@@ -6,6 +6,7 @@ one by one, over the whole graph or over parts of it; it finds the same numbers.
 
 from __future__ import annotations
 
+import abc
 import itertools
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
@@ -166,7 +167,7 @@ class Stack(nn.Module):
         return x
 
 
-class _Layered(Stack):
+class _Layered(Stack, abc.ABC):
     """Layers of one convolution, dropout before each, an activation between.
 
     Parameters
@@ -221,9 +222,9 @@ class _Layered(Stack):
         }
 
     @staticmethod
+    @abc.abstractmethod
     def _conv(in_features: int, out_features: int, last: bool) -> nn.Module:
         """Make a layer's convolution; `last` is that of the output."""
-        raise NotImplementedError
 
     @staticmethod
     def _activation() -> nn.Module:
@@ -388,12 +389,11 @@ class GAT(_Layered):
     """
 
     name = "gat"
+    conv: ClassVar[type[GATConv | GATv2Conv]] = GATConv
 
     @staticmethod
     def _activation() -> nn.Module:
         return nn.ELU()
-
-    conv: ClassVar[type[GATConv | GATv2Conv]] = GATConv
 
     def __init__(
         self,
