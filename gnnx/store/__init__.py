@@ -11,7 +11,7 @@ from gnnx.store.scratch import ScratchRows
 from gnnx.store.topology import PAGE_BYTES, GraphStore
 from gnnx.store.trial import Trial, try_reads
 from gnnx.store.verification import Problem, verify
-from gnnx.store.writer import ArrayWriter, DatasetWriter, enough_named, whole_file
+from gnnx.store.writer import ArrayWriter, DatasetWriter, enough_named, sync_folder, whole_file
 
 __all__ = [
     "GAP_BYTES",
@@ -37,6 +37,7 @@ __all__ = [
     "known",
     "open",
     "smallest_named",
+    "sync_folder",
     "try_reads",
     "verify",
     "whole_file",

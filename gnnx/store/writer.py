@@ -356,7 +356,7 @@ class DatasetWriter:
                 fresh = self.partial / f"{JOURNAL}.new"
                 _write_file(fresh, self._journal.dump().encode())
                 fresh.rename(self.partial / JOURNAL)
-                _sync_folder(self.partial)
+                sync_folder(self.partial)
 
     def array(self, name: str, shape: tuple[int | None, ...], dtype: str) -> ArrayWriter:
         """Begin an array.
@@ -465,7 +465,7 @@ class DatasetWriter:
             self.out.rename(self._old)
         self.partial.rename(self.out)
         shutil.rmtree(self._old, ignore_errors=True)
-        _sync_folder(self.out.parent)
+        sync_folder(self.out.parent)
 
 
 class _Lock:
@@ -560,6 +560,7 @@ def whole_file(path: Path) -> Iterator[BinaryIO]:
             file.flush()
             os.fsync(file.fileno())
         partial.replace(path)
+        sync_folder(path.parent)
     except OSError as error:
         if error.errno is None or error.filename not in {None, str(partial)}:
             raise  # a wait without end, or of another file
@@ -630,10 +631,11 @@ def _write_file(path: Path, data: bytes) -> None:
 
 def _sync_folders(path: Path) -> None:
     for folder, _, _ in os.walk(path, topdown=False):
-        _sync_folder(Path(folder))
+        sync_folder(Path(folder))
 
 
-def _sync_folder(path: Path) -> None:
+def sync_folder(path: Path) -> None:
+    """Put the names in a folder on the disk: without it a rename may be undone by a power loss."""
     fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(fd)

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from gnnx.errors import DataError, ResourceError
+from gnnx.store import sync_folder
 
 _FILE = "checkpoint.pt"
 _VERSION = 6
@@ -98,6 +99,7 @@ def write_state(folder: Path | str, state: dict[str, Any]) -> None:
             file.flush()
             os.fsync(file.fileno())
         partial.replace(path)  # atomic: a kill leaves the old state or the new one
+        sync_folder(path.parent)
     except OSError as error:
         raise ResourceError(
             f"{path}: {error.strerror or error}", "Free some space, or give another folder."
