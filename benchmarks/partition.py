@@ -3,12 +3,15 @@
 usage: benchmarks/partition.py DATASET [--parts 8,16,32,64] [--methods random,stream,kaminpar,…]
        benchmarks/partition.py DATASET --reads    what batches read before and after ordering
        benchmarks/partition.py DATASET --whole    one `gnnx partition`, in a process of its own
+       benchmarks/partition.py DATASET --rmat 18  as the first, on a skewed graph of 2^18 nodes
 
 The first prints alpha, cut, balance and seconds of each method on the same graph: `kaminpar` as it
 comes, `refined` by gnnx (`gnnx partition --method quality` is the better of `refined` and
 `stream`), `metis` where pymetis is installed. The second makes an epoch of batches under a memory
 budget on the dataset, on its order by readers, and on its parts. The third prints time and memory;
 where there is no dataset, it makes the community graph of --nodes and --edges with one feature.
+The fourth makes its dataset, too: R-MAT with 0.57, 0.19, 0.19, 0.05, 4 million edges, in random
+order (Chakrabarti et al., 2004).
 """
 
 from __future__ import annotations
@@ -28,7 +31,7 @@ import gnnx
 from gnnx.memory import Tier
 from gnnx.partition import Problem, StreamSearch, measure, partition, random_parts
 from gnnx.partition.multilevel import Symmetric, multilevel_parts
-from gnnx.prepare import synth
+from gnnx.prepare import prepare, synth
 
 
 def assign(problem: Problem, method: str, folder: Path) -> Any:
@@ -112,6 +115,20 @@ def reads(path: Path, memory: str, fanouts: list[int], num_parts: int) -> None:
                 )
 
 
+def make_rmat(path: Path, scale: int, num_edges: int = 4_000_000) -> None:
+    """Prepare a graph of 2^scale nodes whose degrees are skewed."""
+    rng = np.random.default_rng(1)
+    pairs = np.zeros((2, num_edges), np.int32)
+    for _ in range(scale):
+        draw = rng.random(num_edges)
+        pairs *= 2
+        pairs[0] += draw >= 0.76
+        pairs[1] += ((draw >= 0.57) & (draw < 0.76)) | (draw >= 0.95)
+    with tempfile.TemporaryDirectory(dir=path.parent) as folder:
+        np.save(f"{folder}/pairs.npy", rng.permutation(1 << scale).astype(np.int32)[pairs])
+        prepare(f"{folder}/pairs.npy", path, num_nodes=1 << scale)
+
+
 WHOLE = """
 import json, sys, time
 import gnnx
@@ -156,6 +173,7 @@ def main() -> None:
     parser.add_argument("--balance", default="nodes")
     parser.add_argument("--reads", action="store_true")
     parser.add_argument("--whole", action="store_true")
+    parser.add_argument("--rmat", type=int, metavar="SCALE")
     parser.add_argument("--nodes", type=int, default=5_000_000)
     parser.add_argument("--edges", type=int, default=100_000_000)
     parser.add_argument("--memory", default="128MiB")
@@ -163,6 +181,8 @@ def main() -> None:
     args = parser.parse_args()
     all_parts = [int(parts) for parts in args.parts.split(",")]
     methods = args.methods.split(",")
+    if args.rmat and not args.dataset.exists():
+        make_rmat(args.dataset, args.rmat)
     if args.whole:
         sizes = args.nodes, args.edges
         whole(args.dataset, all_parts[-1], methods[-1], args.memory, sizes)

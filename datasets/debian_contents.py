@@ -13,6 +13,12 @@ touching the machine's own, and they unpack to 700 MB. Then OUT holds arrays and
 - directories: hashed words of the name; packages: nothing
 - edges: file in_package package, file in_directory directory, directory parent directory, each kept
   in the other direction too
+
+With ``--plain`` it is a graph of one type, which can be cut into parts: files, directories and
+packages are numbered one after another, features are float32, zeros for packages, and
+
+    gnnx prepare OUT/edges.npy debian --features OUT/x.npy --labels OUT/y.npy --train OUT/train.npy
+        --val OUT/val.npy --test OUT/test.npy --undirected --memory 1GiB
 """
 
 from __future__ import annotations
@@ -35,7 +41,7 @@ if TYPE_CHECKING:
 
 WORD = re.compile(r"[a-zA-Z][a-z0-9]+|[A-Z]{2,}")
 SPLITS = ("train", "val", "test")
-CHUNK = 1 << 16
+CHUNK, HEADER_BYTES = 1 << 16, 128
 RECIPE = """\
 [[nodes]]
 type = "file"
@@ -136,8 +142,9 @@ def hashed(name: str, dim: int) -> tuple[tuple[int, ...], tuple[float, ...]]:
 class Features:
     """Rows of hashed names, written in chunks."""
 
-    def __init__(self, path: Path, count: int, dim: int) -> None:
-        self.out = np.lib.format.open_memmap(path, "w+", np.float16, (count, dim))
+    def __init__(self, path: Path, dim: int, dtype: str) -> None:
+        self.file, self.dtype = path.open("wb"), np.dtype(dtype)
+        self.file.write(bytes(HEADER_BYTES))
         self.dim, self.done = dim, 0
         self.names: list[str] = []
 
@@ -153,9 +160,20 @@ class Features:
         for row, name in enumerate(self.names):
             columns, values = hashed(name, self.dim)
             chunk[row, columns] = values
-        self.out[self.done : self.done + len(chunk)] = chunk
+        self.file.write(chunk.astype(self.dtype).data)
         self.done += len(chunk)
         self.names = []
+
+    def close(self, num_more: int = 0) -> None:
+        """Add rows of zeros, and write the header, now that the number of rows is known."""
+        self.flush()
+        self.file.truncate(self.file.tell() + num_more * self.dim * self.dtype.itemsize)
+        self.file.seek(0)
+        shape = (self.done + num_more, self.dim)
+        form = {"descr": self.dtype.str, "fortran_order": False, "shape": shape}
+        text = repr(form).encode().ljust(HEADER_BYTES - 11) + b"\n"
+        self.file.write(b"\x93NUMPY\x01\x00" + len(text).to_bytes(2, "little") + text)
+        self.file.close()
 
 
 class Directories:
@@ -202,15 +220,14 @@ class Packages:
         return found
 
 
-def build(paths: list[Path], out: Path, dim: int, limit: int) -> None:
-    """Write arrays and recipe."""
+def build(paths: list[Path], out: Path, dim: int, limit: int, *, plain: bool) -> None:
+    """Write arrays and, unless there is one type alone, a recipe."""
     count = sum(1 for _ in lines(paths))
     count = min(count, limit) if limit else count
-    features, directories, packages = (
-        Features(out / "file_x.npy", count, dim),
-        Directories(),
-        Packages(),
+    features = (
+        Features(out / "x.npy", dim, "f4") if plain else Features(out / "file_x.npy", dim, "f2")
     )
+    directories, packages = Directories(), Packages()
     sources, targets, inside = array("q"), array("q"), array("q")
     labels, splits = array("q"), array("b")
     for file, line in zip(range(count), lines(paths), strict=False):
@@ -224,21 +241,36 @@ def build(paths: list[Path], out: Path, dim: int, limit: int) -> None:
         found = {packages.section[package] for package in shipped}
         labels.append(found.pop() if len(found) == 1 else -1)
         splits.append(packages.split[shipped[0]])
-    features.flush()
-    names = Features(out / "directory_x.npy", len(directories.names), dim)
-    for name in directories.names:
-        names.add(name)
-    names.flush()
     y, split = np.array(labels), np.array(splits)
-    np.save(out / "file_y.npy", y)
     for number, name in enumerate(SPLITS):
         np.save(out / f"{name}.npy", np.flatnonzero((split == number) & (y >= 0)))
-    np.save(out / "in_package.npy", np.stack([sources, targets]))
-    np.save(out / "in_directory.npy", np.stack([np.arange(count), inside]))
-    below = np.arange(1, len(directories.names))
-    np.save(out / "parent.npy", np.stack([below, np.array(directories.above)[1:]]))
+    below, above = np.arange(1, len(directories.names)), np.array(directories.above)[1:]
     counts = {"files": count, "directories": len(below) + 1, "packages": len(packages.section)}
-    (out / "debian.toml").write_text(RECIPE.format(**counts))
+    if plain:
+        for name in directories.names:
+            features.add(name)
+        features.close(counts["packages"])
+        first = count + counts["directories"]  # of the packages
+        ends = [
+            (sources, first + np.array(targets)),
+            (np.arange(count), count + np.array(inside)),
+            (count + below, count + above),
+        ]
+        np.save(out / "edges.npy", np.concatenate([np.stack(pair) for pair in ends], axis=1))
+        np.save(
+            out / "y.npy", np.pad(y, (0, first + counts["packages"] - count), constant_values=-1)
+        )
+    else:
+        features.close()
+        names = Features(out / "directory_x.npy", dim, "f2")
+        for name in directories.names:
+            names.add(name)
+        names.close()
+        np.save(out / "file_y.npy", y)
+        np.save(out / "in_package.npy", np.stack([sources, targets]))
+        np.save(out / "in_directory.npy", np.stack([np.arange(count), inside]))
+        np.save(out / "parent.npy", np.stack([below, above]))
+        (out / "debian.toml").write_text(RECIPE.format(**counts))
     (out / "classes.json").write_text(json.dumps(list(packages.sections)))
     print(counts | {"in_package": len(sources), "classes": len(packages.sections)})
 
@@ -249,10 +281,11 @@ def main() -> None:
     parser.add_argument("out", type=Path)
     parser.add_argument("--dim", type=int, default=64, help="width of features")
     parser.add_argument("--limit", type=int, default=0, help="files, the first of the indices")
+    parser.add_argument("--plain", action="store_true", help="one type of nodes and of edges")
     parser.add_argument("--contents", type=Path, nargs="*", help="indices that are there already")
     given = parser.parse_args()
     given.out.mkdir(parents=True, exist_ok=True)
-    build(given.contents or fetch(given.out), given.out, given.dim, given.limit)
+    build(given.contents or fetch(given.out), given.out, given.dim, given.limit, plain=given.plain)
 
 
 if __name__ == "__main__":

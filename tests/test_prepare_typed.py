@@ -422,6 +422,32 @@ def test_debian_s_script_and_recipe(tmp_path):
     assert rows_of(out, "directory-parent-directory") == [[1], [2, 3], [], [4], [5], []]
 
 
+def test_debian_s_script_makes_a_graph_of_one_type(tmp_path):
+    """Files, then directories, then packages, which have no features."""
+    (tmp_path / "Contents").write_text("usr/bin/hello devel/hello\nusr/lib.so libs/a,libs/b\n")
+    made = tmp_path / "made"
+    words = [sys.executable, ROOT / "datasets/debian_contents.py", made, "--dim", "8", "--plain"]
+    subprocess.run([*words, "--contents", tmp_path / "Contents"], check=True, capture_output=True)
+    files = {name: made / f"{name}.npy" for name in ("train", "val", "test")}
+    prepare(
+        made / "edges.npy",
+        tmp_path / "out",
+        features=made / "x.npy",
+        labels=made / "y.npy",
+        **files,
+        memory="64MiB",
+    )
+    # 0 hello, 1 lib.so; 2 the root, 3 usr, 4 usr/bin; 5 hello, 6 a, 7 b
+    with gnnx.open(tmp_path / "out") as dataset:
+        assert dataset.labels.read(np.arange(8)).tolist() == [0, 1, *6 * [-1]]
+        x = dataset.features.read(np.arange(8))
+        assert dataset.graph.num_edges == 3 + 2 + 2
+    assert str(x.dtype) == "torch.float32"
+    assert not x[5:].any()
+    assert x[:2].any(dim=1).all()
+    assert rows_of(tmp_path / "out", "node-edge-node") == [[], [], [3], [1, 4], [0], [0], [1], [1]]
+
+
 def test_typed_graphs_are_not_partitioned(folder):
     prepare(folder / "graph.toml", folder / "out", memory="256MiB")
     words = ["partition", str(folder / "out"), str(folder / "parts"), "--parts", "2", "--json"]

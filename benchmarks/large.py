@@ -1,0 +1,94 @@
+"""Train a SAGE on part of a large data set within a budget, beside a model that sees no neighbours.
+
+python benchmarks/large.py debian --memory 1GiB --steps 200
+
+Prints one JSON document: losses, bytes read, memory, and the accuracy on some test nodes of the
+majority class, of a linear model of the nodes' own features, and of a SAGE with all neighbours.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from typing import Any
+
+import torch
+from typed import draw
+
+import gnnx
+from gnnx.memory import Tier, peak_rss_bytes
+from gnnx.nn import SAGE
+from gnnx.train import base_rss_bytes
+
+
+def step(optimizer: torch.optim.Optimizer, logits: torch.Tensor, y: torch.Tensor) -> float:
+    """Take a step of the mean loss; returns the loss."""
+    loss = torch.nn.functional.cross_entropy(logits, y)
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    return float(loss.item())
+
+
+def linear(dataset: gnnx.Dataset, seeds: Any, nodes: Any, batch_size: int) -> torch.Tensor:
+    """Classes of nodes by a linear model, after five passes over the seeds."""
+    model = torch.nn.Linear(dataset.num_features, dataset.num_classes)
+    optimizer = torch.optim.Adam(model.parameters(), 0.01)
+    for epoch in range(5):
+        order = torch.randperm(len(seeds), generator=torch.Generator().manual_seed(epoch)).numpy()
+        for begin in range(0, len(seeds), 16 * batch_size):  # read many, in the order of the file
+            ids = seeds[order[begin : begin + 16 * batch_size]]
+            x, y = dataset.features.read(ids), dataset.labels.read(ids)
+            for rows in torch.split(torch.arange(len(ids)), batch_size):
+                step(optimizer, model(x[rows]), y[rows])
+    return model(dataset.features.read(nodes)).argmax(1)
+
+
+def run(given: argparse.Namespace) -> dict[str, Any]:
+    """Train both models on the same seeds, then compare them on the same test nodes."""
+    torch.manual_seed(0)
+    with gnnx.open(given.dataset, memory=given.memory) as dataset:
+        base = base_rss_bytes(None, dataset)
+        model = SAGE(dataset.num_features, 64, dataset.num_classes, 2)
+        seeds = draw(dataset.split("train"), given.steps * given.batch_size, 0)
+        nodes = draw(dataset.split("test"), given.test, 1)
+        loader = gnnx.Loader(dataset, [10, 5], given.batch_size, split=seeds)
+        optimizer = torch.optim.Adam(model.parameters(), 0.01)
+        begin, cpu = time.perf_counter(), time.process_time()
+        losses = [step(optimizer, model(batch.blocks, batch.x), batch.y) for batch in loader]
+        wall_s, cpu_s = time.perf_counter() - begin, time.process_time() - cpu
+        trained, stats = peak_rss_bytes() - base, loader.stats
+        with loader.released():
+            outputs = gnnx.infer(model, dataset, nodes=nodes)
+            plain = linear(dataset, seeds, nodes, given.batch_size)
+        y = dataset.labels.read(nodes)
+        found = {"majority": torch.bincount(y).argmax(), "linear": plain, "sage": outputs.argmax(1)}
+        return {
+            "losses": [losses[0], *losses[-2:]],
+            "train_s": wall_s,
+            "train_cpu_s": cpu_s,
+            "rows_requested": stats.rows_requested,
+            "rows_from_disk": stats.rows_from_disk,
+            "disk_read_bytes": stats.disk_read_bytes,
+            "accuracy": {name: float((each == y).float().mean()) for name, each in found.items()},
+            "peak_ledger_bytes": dataset.ledger.peak_bytes(Tier.HOST),
+            "peak_device_ledger_bytes": dataset.ledger.peak_bytes(Tier.DEVICE),
+            "train_growth_bytes": trained,
+            "growth_bytes": peak_rss_bytes() - base,
+        }
+
+
+def main() -> None:
+    """Parse the arguments, run, and print."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("dataset")
+    parser.add_argument("--memory", default="1GiB")
+    parser.add_argument("--steps", type=int, default=200)
+    parser.add_argument("--batch-size", type=int, default=1024)
+    parser.add_argument("--test", type=int, default=20_000, help="nodes to infer for")
+    print(json.dumps(run(parser.parse_args()), indent=2))
+
+
+if __name__ == "__main__":
+    main()
