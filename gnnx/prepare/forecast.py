@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Literal
 from gnnx import threads
 from gnnx.errors import UsageError
 from gnnx.memory import Budget, Tier
+from gnnx.prepare.buckets import layout
 from gnnx.prepare.counting import Counts, count, count_rows
 from gnnx.prepare.typed import has_types
 
@@ -25,13 +26,15 @@ _TEXT_BYTES_S = 90e6
 _EDGES_S = 12e6
 _SORTED_EDGES_S = 30e6
 _BUCKETS_S = 30e6
-_NUMBERED_EDGES_S = 0.7e6
+_NUMBERED_EDGES_S = 2e6
 _VALUES_S = 4e6
 _FEATURE_BYTES_S = 400e6
 
 _LARGEST_PIECE, _SMALLEST_PIECE = 8 << 20, 64 << 10
 _LARGEST_WINDOW, _SMALLEST_WINDOW = 8 << 20, 256 << 10
 _BUCKET_BYTES = 4 << 20
+_SLOT_BYTES = 64 << 10  # of one of 256 buckets of keys
+_NUMBERED_BYTES = 42  # of an edge that is numbered anew: two records, their buckets, ids twice
 _STREAM_PIECES = 6  # buffers of the stream of edges, beside its rows
 _HEADER_BYTES = 4096
 
@@ -173,9 +176,9 @@ def _stages(counts: Counts, host: int | None, *, mirror: bool, loops: bool) -> I
     num_nodes = counts.num_nodes
     if num_nodes is None:
         num_nodes = 2 * num_edges  # at most
-        yield Stage(
-            "numbering", budget // 2 + 2 * piece, 16 * num_edges, 0, num_edges / _NUMBERED_EDGES_S
-        )
+        taken = budget // 2 + 2 * piece + min(budget // 16, 256 * _SLOT_BYTES)
+        seconds = num_edges / _NUMBERED_EDGES_S
+        yield Stage("numbering", taken, _NUMBERED_BYTES * num_edges, 0, seconds)
     if counts.features is not None:
         size = counts.features[0] * counts.features[1] * counts.features[2]
         taken = window + 2 * min(piece, size)
@@ -235,7 +238,8 @@ def _edge_stages(
         yield Stage("edges", taken, 0, written, entries / _EDGES_S)
         return
     workers = threads.num_threads()
-    slots = (budget - held) // 4 + workers * num_nodes // 4
+    _, num_buckets, block = layout(num_nodes, entries, index_bytes, budget - held)
+    slots = workers * (num_buckets * block * 2 * index_bytes + num_nodes // 4)
     scratch = 2 * index_bytes * num_edges * (1 + mirror)
     yield Stage("sorting edges", held + slots + 2 * piece, scratch, 0, entries / _SORTED_EDGES_S)
     # buckets are built side by side where each of them finds its share

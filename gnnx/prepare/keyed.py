@@ -70,11 +70,11 @@ def read_tables(
         elif nodes is not None:
             keys.number_rows(nodes)
         scan, src, dst = keys.ends_of(edges, numbered=nodes is not None)
-        if nodes is None:
-            keys.number_edges([f"SELECT {end} AS key FROM {scan}" for end in (src, dst)])
         relations = keys.relation_names(edges)
-        carried = keys.values_of(edges)
-        pairs, unknown, values = keys.edges(scan, src, dst, where, carried, ordered=bool(carried))
+        ends, values = keys.read_ends(scan, src, dst, where, keys.values_of(edges))
+        if nodes is None:
+            keys.number_ends(ends)
+        pairs, unknown, values = keys.edges(ends, values, where)
         places = keys.unknown_rows(edges, src, dst, EXAMPLES) if unknown else []
         if unknown and edges.unknown == "refuse":
             place, key = places[0].split(": ", 1)
@@ -153,9 +153,7 @@ def renumber(
         )
     with Tables(workspace, workspace.folder, progress) as tables:
         keys = NodeKeys(tables)
-        pairs, changed, largest = keys.renumbered(
-            found.edges.load(LARGEST_KEY), ordered=bool(found.values)
-        )
+        pairs, changed, largest = keys.renumbered(found.edges.load(LARGEST_KEY))
         found.num_nodes.append((found.edges.where, keys.num_nodes))
         found.edges = PairEdges(pairs, "pairs")
         report.remapped, report.id_gaps = changed, largest + 1 - keys.num_nodes

@@ -13,6 +13,7 @@ import numpy as np
 import pyarrow as pa
 
 from gnnx.errors import DataError
+from gnnx.prepare.lookup import KeyList
 from gnnx.prepare.recipe import Table
 from gnnx.prepare.tables import INTEGERS, Tables, first_line, quoted
 
@@ -90,21 +91,21 @@ class NodeKeys:
             f"CREATE TABLE node AS SELECT range AS key, range AS id FROM range({count})"
         )
 
-    def number_edges(self, tables: Sequence[str]) -> None:
+    def number_ends(self, ends: KeyList) -> None:
         """Give the nodes that edges name ids in ascending order of their keys.
 
         Parameters
         ----------
-        tables
-            SQL of one column of keys each.
+        ends
+            Their keys, as often as edges name them.
         """
-        keys = " UNION ".join(
-            f"SELECT key FROM ({table}) WHERE key IS NOT NULL" for table in tables
-        )
+        self._tables.run(f"CREATE TABLE found (key {self._key_type})")
+        self._tables.insert("found", ends.distinct())
         self._tables.run(
             "CREATE TABLE node AS SELECT key, row_number() OVER (ORDER BY key) - 1 AS id "
-            f"FROM ({keys}) ORDER BY key"
+            "FROM found ORDER BY key"
         )
+        self._tables.run("DROP TABLE found")
 
     @property
     def num_nodes(self) -> int:
@@ -138,17 +139,15 @@ class NodeKeys:
 
     # Edges
 
-    def edges(
+    def read_ends(
         self,
         scan: str,
         src: str,
         dst: str,
         where: str,
-        values: Mapping[str, Sequence[str]] | None = None,
-        *,
-        ordered: bool = False,
-    ) -> tuple[Array, int, dict[str, Array]]:
-        """Edges in ids.
+        values: Mapping[str, Sequence[str]],
+    ) -> tuple[KeyList, dict[str, Array]]:
+        """Read the keys of the ends of edges, and what edges carry.
 
         Parameters
         ----------
@@ -161,47 +160,89 @@ class NodeKeys:
         where
             File, for messages.
         values
-            Expressions of numbers, by name of what they are of the edge.
-        ordered
-            Keep the order of the table; else edges come in any order.
+            Expressions of numbers, by name of what they are of the edge. With them edges come in
+            the order of the table, else in any order.
 
         Returns
         -------
         tuple
-            (E, 2) int64, without edges that name unknown nodes; the number of these; and
-            (E, columns) float64 by name of the values, NaN where one is missing.
+            The keys of sources and of destinations; and (E, columns) float64 by name of the
+            values, NaN where one is missing.
         """
-        values = values or {}
         # the CSR is sorted anyway, but whoever has values meets parallel edges in their order
-        self._tables.run(f"SET preserve_insertion_order = {ordered}")
-        sql = [
-            f"CAST({v} AS DOUBLE) AS v{i}" for i, v in enumerate(itertools.chain(*values.values()))
-        ]
-        place = ["row_number() OVER () AS n"] * ordered
-        keyed = f"SELECT {', '.join([f'{src} AS s', f'{dst} AS d', *sql, *place])} FROM {scan}"
-        joined = f"({keyed}) e LEFT JOIN node a ON e.s = a.key LEFT JOIN node b ON e.d = b.key"
-        chosen = ", ".join(["a.id", "b.id", *(f"v{i}" for i in range(len(sql)))])
-        scratch, count, unknown = self._tables.workspace.scratch(), 0, 0
+        self._tables.run(f"SET preserve_insertion_order = {bool(values)}")
+        sql = [f"CAST({value} AS DOUBLE)" for value in itertools.chain(*values.values())]
+        ends, count = KeyList(self._tables.workspace), 0
         kept = {name: self._tables.workspace.scratch() for name in values}
         for batch in self._tables.stream(
-            f"SELECT {chosen} FROM {joined}" + " ORDER BY n" * ordered, f"edges of {where}"
+            f"SELECT {', '.join([src, dst, *sql])} FROM {scan}", f"edges of {where}"
         ):
-            columns = iter(batch.columns)
-            ends = [next(columns).fill_null(-1).to_numpy(zero_copy_only=False) for _ in "sd"]
-            pairs = np.stack(ends, axis=1)
-            known = (pairs >= 0).all(axis=1)
-            unknown += len(pairs) - int(np.count_nonzero(known))
-            pairs = np.ascontiguousarray(pairs[known], np.int64)
-            scratch.append(pairs)
-            count += len(pairs)
+            ends.add(batch.columns[:2])
+            columns = iter(batch.columns[2:])
             for name, expressions in values.items():
                 found = [next(columns).to_numpy(zero_copy_only=False) for _ in expressions]
-                kept[name].append(np.stack(found, axis=1)[known])
-        arrays = {
+                kept[name].append(np.stack(found, axis=1))
+            count += len(batch)
+        ends.close()
+        return ends, {
             name: kept[name].array(where, (count, len(expressions)), np.float64)
             for name, expressions in values.items()
         }
-        return scratch.array(where, (count, 2), np.int64), unknown, arrays
+
+    def edges(
+        self, ends: KeyList, values: Mapping[str, Array], where: str
+    ) -> tuple[Array, int, dict[str, Array]]:
+        """Turn edges between keys into edges between ids.
+
+        Parameters
+        ----------
+        ends
+            Keys of sources and of destinations, in two columns.
+        values
+            Rows of the edges, by name.
+        where
+            File, for messages.
+
+        Returns
+        -------
+        tuple
+            (E, 2), without edges that name unknown nodes; the number of these; and the values of
+            those that are left.
+        """
+        workspace, num_nodes = self._tables.workspace, self.num_nodes
+        index = np.dtype(np.int32 if num_nodes <= 2**31 else np.int64)
+        pairs, known, count = workspace.scratch(), workspace.scratch(), 0
+        for ids in ends.look_up(self.known("node"), index):
+            is_known = (ids[0] | ids[1]) >= 0  # a sign survives
+            both = np.ascontiguousarray(ids.T if is_known.all() else ids.T[is_known])
+            pairs.append(both)
+            known.append(is_known)
+            count += len(both)
+        unknown = len(ends) // 2 - count
+        if unknown:
+            flags = known.array(where, (count + unknown,), np.bool_)
+            values = {name: _chosen(rows, flags, count) for name, rows in values.items()}
+        return pairs.array(where, (count, 2), index), unknown, dict(values)
+
+    def known(self, table: str) -> KeyList:
+        """Keys of nodes with their ids, to look them up among.
+
+        Parameters
+        ----------
+        table
+            Of `key` and `id`.
+
+        Returns
+        -------
+        KeyList
+            Closed.
+        """
+        keys = KeyList(self._tables.workspace)
+        self._tables.run("SET preserve_insertion_order = false")
+        for batch in self._tables.stream(f"SELECT key, id FROM {table}", "keys"):
+            keys.add(batch.columns[:1], batch.column(1).to_numpy())
+        keys.close()
+        return keys
 
     def unknown_rows(self, table: EdgeTable, src: str, dst: str, limit: int) -> list[str]:
         """Find the first edges that name unknown nodes.
@@ -315,45 +356,36 @@ class NodeKeys:
             return f"CASE WHEN regexp_full_match({column}, '[-+]?[0-9]+') THEN {cast} END"
         return cast
 
-    def renumbered(self, edges: EdgeStream, *, ordered: bool) -> tuple[Array, int, int]:
+    def renumbered(self, edges: EdgeStream) -> tuple[Array, int, int]:
         """Give the nodes that integer edges name new ids, ascending.
 
         Parameters
         ----------
         edges
             With ids of any size.
-        ordered
-            Keep their order.
 
         Returns
         -------
         tuple
-            (E, 2) int64 in new ids, the number of nodes whose id is another one, and the largest
-            id there was, -1 without edges.
+            (E, 2) in new ids, in their order; the number of nodes whose id is another one; and the
+            largest id there was, -1 without edges.
         """
-        self._tables.in_order()
-        self._tables.run("CREATE TABLE edge (src BIGINT, dst BIGINT)")
-        done = 0
+        read, done = KeyList(self._tables.workspace), 0
         for piece in edges.pieces():
             span = piece.num_edges * piece.step
-            ends = {
-                "src": piece.ids[piece.src_at : piece.src_at + span : piece.step],
-                "dst": piece.ids[piece.dst_at : piece.dst_at + span : piece.step],
-            }
-            batch = pa.table({n: np.ascontiguousarray(v, np.int64) for n, v in ends.items()})
-            for column in ends.values():
-                if len(column) and column.min() < 0:
+            ends = [piece.ids[at : at + span : piece.step] for at in (piece.src_at, piece.dst_at)]
+            for ids in ends:
+                if len(ids) and ids.min() < 0:
                     raise DataError(
-                        f"{edges.where}: edge {done + int(column.argmin())}: node {column.min()} "
+                        f"{edges.where}: edge {done + int(ids.argmin())}: node {ids.min()} "
                         "is negative",
                         "Give ids from 0 on, or a recipe with a node table that has the keys.",
                     )
             done += piece.num_edges
-            self._tables.db.register("batch", batch)
-            self._tables.run("INSERT INTO edge SELECT * FROM batch")
-            self._tables.db.unregister("batch")
-        self.number_edges(["SELECT src AS key FROM edge", "SELECT dst AS key FROM edge"])
-        pairs, *_ = self.edges("edge", "src", "dst", edges.where, ordered=ordered)
+            read.add([pa.array(np.ascontiguousarray(ids, np.int64)) for ids in ends])
+        read.close()
+        self.number_ends(read)
+        pairs, *_ = self.edges(read, {}, edges.where)
         ((changed, largest),) = self._tables.fetch(
             "SELECT count(*) FILTER (key <> id), coalesce(max(key), -1) FROM node"
         )
@@ -390,3 +422,14 @@ class NodeKeys:
             f"SELECT id FROM {keys} k JOIN node USING (key) ORDER BY id", "splits"
         )
         return self._tables.numbers(name, ids)
+
+
+def _chosen(rows: Array, flags: Array, count: int) -> Array:
+    """Rows whose flag is set, `count` of them."""
+    scratch, done = rows.workspace.scratch(), 0
+    for piece in rows.pieces():
+        chosen = np.empty(len(piece), np.bool_)
+        flags.read_into(chosen, done)
+        scratch.append(piece[chosen])
+        done += len(piece)
+    return scratch.array(rows.where, (count, rows.width), rows.dtype)
