@@ -314,6 +314,13 @@ def test_keys_go_through_every_verb(tmp_path):
     assert run("export", graph, tmp_path / "e.xls", code=2)["error"]["kind"] == "UsageError"
 
 
+def test_infer_names_the_suffixes_it_writes(graph, tmp_path):
+    out = tmp_path / "out.txt"
+    error = run("infer", graph, "--checkpoint", tmp_path, "--out", out, code=2)["error"]
+    assert error["cause"] == f"{out}: outputs are written as .npy, .parquet or .csv"
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_infer_without_checkpoint(graph, tmp_path):
     out = tmp_path / "logits.npy"
     error = run("infer", graph, "--checkpoint", tmp_path, "--out", out, code=3)["error"]
