@@ -14,8 +14,9 @@ import numpy as np
 from gnnx.random import GAMMA, mix
 from gnnx.threads import inlined, kernel
 
-WORDS = 8  # 64-bit words of a block: one cache line
-BLOCK = WORDS * 64
+WORD = 64  # bits of a word
+WORDS = 8  # words of a block: one cache line
+BLOCK = WORDS * WORD
 HEATS = 64
 """Degrees of how often the batches of late windows wanted a row, from 0 on."""
 
@@ -362,13 +363,77 @@ def place_kernel(bits: Any, at: Any, slot: Any, slots: Any, ids: Any) -> None:
     at[0], at[1] = start, rank
 
 
+# packs: of each batch b, ids[first[b]:first[b + 1]] ascending, of which `done[b]` is the next
+
+
 @kernel
-def pick_kernel(rows: Any, bits: Any, before: Any, first: Any, table: Any, out: Any) -> None:
-    """Copy rows, all of them cached, from a table that begins with slot `first`, in their order."""
-    for i in range(rows.shape[0]):
-        slot = _rank(bits, before, np.int64(rows[i])) - first
-        for word in range(table.shape[1]):
-            out[i, word] = table[slot, word]
+def tally_kernel(ids: Any, counts: Any, amount: Any) -> Any:
+    """Count the ids of each word; the largest count of theirs."""
+    most = 0
+    for i in range(ids.shape[0]):
+        word = ids[i] // WORD
+        counts[word] += amount
+        most = max(most, counts[word])
+    return most
+
+
+@kernel
+def words_kernel(counts: Any, word: Any, most: Any) -> Any:
+    """Find the word to which ids may be taken from a word on: it, and how many ids they are."""
+    count = 0
+    while word < counts.shape[0] and count + counts[word] <= most:
+        count += counts[word]
+        word += 1
+    return word, count
+
+
+@kernel
+def regions_kernel(ids: Any, first: Any, done: Any, limit: Any, row_bytes: Any, block: Any,
+                   rows: Any, offsets: Any, region: Any) -> None:  # fmt: skip
+    """List the next ids of each batch, those below the limit, and the bytes where their rows go.
+
+    A batch's region begins at a block, with what its rows before have left of one.
+    """
+    n = 0
+    at = np.int64(0)
+    for b in range(done.shape[0]):
+        region[b] = at
+        to = at + (done[b] - first[b]) * row_bytes % block
+        while done[b] < first[b + 1] and ids[done[b]] < limit:
+            rows[n], offsets[n] = ids[done[b]], to
+            to += row_bytes
+            done[b] += 1
+            n += 1
+        at = (to + block - 1) // block * block
+
+
+@kernel
+def blocks_kernel(first: Any, begin: Any, end: Any, row_bytes: Any, block: Any, place: Any,
+                  region: Any, buffer: Any, rest: Any, at: Any, start: Any,
+                  size: Any) -> Any:  # fmt: skip
+    """List the blocks of each region that are whole: to which byte, from which, how many bytes.
+
+    What the rows before have left comes from `rest`, and what these leave goes there. The last
+    block of a batch is written as it is. Returns how many there are.
+    """
+    n = 0
+    for b in range(begin.shape[0]):
+        if begin[b] == end[b]:
+            continue
+        before = (begin[b] - first[b]) * row_bytes
+        old, kept = before % block, rest[b * block : (b + 1) * block]
+        buffer[region[b] : region[b] + old] = kept[:old]
+        whole = old + (end[b] - begin[b]) * row_bytes
+        left = whole % block
+        whole -= left
+        if end[b] == first[b + 1]:
+            whole += block if left else 0
+        else:
+            kept[:left] = buffer[region[b] + whole : region[b] + whole + left]
+        if whole:
+            at[n], start[n], size[n] = place[b] + before - old, region[b], whole
+            n += 1
+    return n
 
 
 @kernel
