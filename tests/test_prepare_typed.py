@@ -22,7 +22,7 @@ from gnnx.prepare import prepare
 from gnnx.prepare.arrays import Workspace
 from gnnx.prepare.edges import PairEdges
 from gnnx.prepare.recipe import Options
-from gnnx.prepare.typed import TypedReport, _Direction
+from gnnx.prepare.typed import Direction, TypedReport, _write_edges
 from gnnx.store import DatasetWriter, verify
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -170,8 +170,8 @@ def test_edges_between_two_types_are_the_oracle_s(tmp_path_factory, counts, data
         for name, count in nodes.items():
             writer.nodes(name, count)
         edge_type = ("b", "r", "a") if turned else ("a", "r", "b")
-        one = _Direction(edge_type, edges, turned=turned, undirected=False)
-        one.write(nodes, Options(), workspace, writer, report, None)
+        way = Direction(edge_type, turned=turned, undirected=False)
+        _write_edges(way, edges, nodes, Options(), workspace, writer, report, None)
     if turned:
         src, dst, counts = dst, src, counts[::-1]
     rows = [sorted(s for s, d in zip(src, dst, strict=True) if d == v) for v in range(counts[1])]
