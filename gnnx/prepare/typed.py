@@ -1,8 +1,8 @@
 """Typed graphs: what an input holds of each node and edge type, and its way into a data set.
 
 Letters: N nodes of a type, E edges of a type. What writes a graph without types writes each type,
-in the place that is told it. Each is a stage of the writer, at whose end what its arrays hold of the
-memory is given back, however many types there are.
+in the place that is told it. Each is a stage of the writer, at whose end what its arrays hold of
+the memory is given back, however many types there are.
 """
 
 from __future__ import annotations
@@ -191,11 +191,13 @@ def prepare_typed(  # noqa: PLR0913 - each argument is an option of the verb
             stream = edges.load(max(counts[edge_type[0]], counts[edge_type[2]]))
             unknown = found.unknown_ends.get(edge_type, 0)
             for way in directions(edge_type, reverse, options):
+                name, of_type = "-".join(way.edge_type), Report(unknown_ends=unknown)
                 write = functools.partial(
-                    _write_edges, way, stream, counts, options, workspace, writer, report,
-                    progress, unknown,
-                )  # fmt: skip
-                writer.stage("-".join(way.edge_type), write)
+                    _write_edges, way, stream, counts, options, workspace, writer, of_type, progress
+                )
+                writer.stage(name, write)
+                kept = options.duplicates == "keep"
+                report.take(name, "edges", of_type, duplicates_kept=kept)
         if strict:
             report.refuse(source.name)
         writer.report(report.counts())
@@ -291,12 +293,11 @@ def _write_edges(
     options: Options,
     workspace: Workspace,
     writer: DatasetWriter,
-    total: TypedReport,
+    report: Report,
     progress: Progress | None,
-    unknown_ends: int = 0,
 ) -> None:
     """Write the edges of a type."""
-    (src, _, dst), report = way.edge_type, Report(unknown_ends=unknown_ends)
+    src, _, dst = way.edge_type
     num_src, num_dst = node_counts[src], node_counts[dst]
     one_type = src == dst
     ends = (num_dst, num_src) if way.turned else (num_src, num_dst)
@@ -318,8 +319,6 @@ def _write_edges(
     report.isolated = 0  # of one edge type it says little
     if not one_type:
         report.self_loops = 0
-    kept = options.duplicates == "keep"
-    total.take("-".join(way.edge_type), "edges", report, duplicates_kept=kept)
 
 
 class _Checked:
