@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -16,7 +16,6 @@ from gnnx.prepare.arrays import open_npy
 from gnnx.prepare.columns import NodeColumns
 from gnnx.prepare.edges import PairEdges
 from gnnx.prepare.keys import NodeKeys
-from gnnx.prepare.lookup import KeyList
 from gnnx.prepare.sources import Reader
 from gnnx.prepare.splits import NAMES
 from gnnx.prepare.tables import Tables
@@ -24,8 +23,6 @@ from gnnx.prepare.text import TextFormat
 
 if TYPE_CHECKING:
     from pathlib import Path
-
-    import pyarrow as pa
 
     from gnnx.graph import EdgeType
     from gnnx.prepare.arrays import Array, Workspace
@@ -153,30 +150,6 @@ def _read_files(nodes: TypedNodes, root: Path, reader: Reader, found: NodeInput)
             found.splits[name] = reader.split(root / file)
 
 
-class _End:
-    """The ends of edges at one type of nodes, as keys or, where nodes have none, as ids."""
-
-    def __init__(self, workspace: Workspace, keys: NodeKeys | None, table: str) -> None:
-        self._workspace, self._keys, self._table = workspace, keys, table
-        self._list = None if keys is None else KeyList(workspace)
-        self._ids, self._count = workspace.scratch(), 0
-
-    def add(self, column: pa.Array) -> None:
-        self._count += len(column)
-        if self._list is None:
-            self._ids.append(column.fill_null(-1).to_numpy(zero_copy_only=False))
-        else:
-            self._list.add([column])
-
-    def ids(self, where: str) -> Array:
-        """(E,) int64, below 0 where a node is not known."""
-        if self._list is not None and self._keys is not None:
-            self._list.close()
-            for ids in self._list.look_up(self._keys.known(self._table), np.dtype(np.int64)):
-                self._ids.append(ids[0])
-        return self._ids.array(where, (self._count,), np.int64)
-
-
 def _join(edges: TypedEdges, tables: Tables, keys: dict[str, NodeKeys]) -> tuple[Array, int]:
     """Edges in ids, (E, 2) int64, and how many of the table name unknown nodes."""
     src, _, dst = edges.edge_type
@@ -190,22 +163,17 @@ def _join(edges: TypedEdges, tables: Tables, keys: dict[str, NodeKeys]) -> tuple
             joined += f" LEFT JOIN node_{name} n{i} ON e.{end} = n{i}.key"
             chosen[i] = f"n{i}.id"
     tables.run("SET preserve_insertion_order = false")  # the CSR is sorted anyway
-    workspace, where = tables.workspace, edges.files[0]
-    ends = [_End(workspace, keys.get(name), f"node_{name}") for name in (src, dst)]
-    for batch in tables.stream(f"SELECT {s}, {d} FROM {scan}", f"edges of {where}"):
-        for each, column in zip(ends, batch.columns, strict=True):
-            each.add(column)
-    found = [each.ids(where) for each in ends]
-    scratch, count = workspace.scratch(), 0
-    size = workspace.rows_of(16)
-    for begin in range(0, len(found[0]), size):
-        pairs = np.empty((2, min(size, len(found[0]) - begin)), np.int64)
-        for ids, out in zip(found, pairs, strict=True):
-            ids.read_into(out, begin)
-        known = np.ascontiguousarray(pairs[:, pairs.min(axis=0) >= 0].T)
-        scratch.append(known)
-        count += len(known)
-    unknown = len(found[0]) - count
+    scratch, count, unknown = tables.workspace.scratch(), 0, 0
+    where = edges.files[0]
+    for batch in tables.stream(f"SELECT {', '.join(chosen)} FROM {joined}", f"edges of {where}"):
+        columns: Any = batch.columns
+        ends = [column.fill_null(-1).to_numpy(zero_copy_only=False) for column in columns]
+        pairs = np.stack(ends, axis=1)
+        known = (pairs >= 0).all(axis=1)
+        unknown += len(pairs) - int(np.count_nonzero(known))
+        pairs = np.ascontiguousarray(pairs[known], np.int64)
+        scratch.append(pairs)
+        count += len(pairs)
     if unknown and edges.unknown == "refuse":
         for i, (name, end) in enumerate(((src, "s"), (dst, "d"))):
             ((key,),) = tables.fetch(
