@@ -47,6 +47,9 @@ COLUMNS = (
 )
 
 
+REDUCES = {"sum": "sum", "mean": "mean", "max": "amax"}  # gnnx's names and torch's
+
+
 def rmat(scale: int, num_edges: int, seed: int = 1) -> Graph:
     """Skewed graph (Chakrabarti et al., 2004), each edge once, in random node order."""
     rng = np.random.default_rng(seed)
@@ -119,26 +122,34 @@ def measure(
         return made
 
     found: dict[str, float] = {}
-    for names in (("sum", "sum"), ("mean", "mean"), ("max", "amax")):
+    reduces = args.reduce.split(",")
+    for reduce in reduces:
         # what a backward pass keeps is as large as x, so one reduction goes before the next comes
-        found |= sides.medians(cases(*names), args.rounds, args.seconds / 3)
+        made = cases(reduce, REDUCES[reduce])
+        found |= sides.medians(made, args.rounds, args.seconds / len(reduces))
+        del made
     return found
 
 
 def row(name: str, graph: Graph, width: int, s: dict[str, float]) -> tuple[object, ...]:
     """How the times of one width compare, in the order of `COLUMNS`."""
 
-    def faster(side: str, reduce: str) -> float | str:
-        key = f"{side} {reduce}"
-        return s[key] / s[f"gnnx {reduce}"] if key in s else "-"
+    def ratio(slower: str, faster: str) -> float | str:
+        return s[slower] / s[faster] if slower in s and faster in s else "-"
+
+    def than(side: str, reduce: str) -> float | str:
+        return ratio(f"{side} {reduce}", f"gnnx {reduce}")
 
     moved = 4 * width * (graph.num_edges + graph.num_nodes) + 4 * graph.num_edges
-    share = moved / s["gnnx sum"] / (2 * 4 * width * graph.num_nodes / s["copy"])
-    back = (s[f"gnnx {r} backward"] / s[f"gnnx {r}"] for r in ("sum", "mean", "max"))
+    share = ratio("copy", "gnnx sum")
+    if isinstance(share, float):
+        share *= moved / (2 * 4 * width * graph.num_nodes)
+    ms = 1e3 * s["gnnx sum"] if "gnnx sum" in s else "-"
     return (
-        *(name, width, 1e3 * s["gnnx sum"], faster("torch", "sum"), faster("dgl", "sum")),
-        *(faster("torch", "mean"), faster("torch", "max"), faster("dgl", "max")),
-        *(faster("torch", "weighted"), *back, s["gnnx sum"] / s["gnnx sum bfloat16"], share),
+        *(name, width, ms, than("torch", "sum"), than("dgl", "sum"), than("torch", "mean")),
+        *(than("torch", "max"), than("dgl", "max"), than("torch", "weighted")),
+        *(ratio(f"gnnx {reduce} backward", f"gnnx {reduce}") for reduce in REDUCES),
+        *(ratio("gnnx sum", "gnnx sum bfloat16"), share),
     )
 
 
@@ -163,6 +174,7 @@ def main() -> None:
     parser = sides.options(__doc__.splitlines()[0], rounds=7)
     parser.add_argument("--graph", default="rmat", help="some of rmat, community; or parts")
     parser.add_argument("--width", default="32,64,128,256")
+    parser.add_argument("--reduce", default=",".join(REDUCES), help="some of them")
     parser.add_argument("--nodes", type=int, default=1_000_000, help="of the community graph")
     parser.add_argument("--edges", type=int, default=20_000_000, help="of the community graph")
     parser.add_argument("--scale", type=int, default=18, help="log2 of the RMAT graph's nodes")
@@ -191,6 +203,7 @@ def main() -> None:
             for width in map(int, args.width.split(",")):
                 found[f"{name} {width}"] = s = measure(graph, width, args, clock, peer)
                 rows.append(row(name, graph, width, s))
+                sides.show(COLUMNS, rows[-1:])
             if peer is not None:
                 peer.close()
     sides.show(COLUMNS, rows)
