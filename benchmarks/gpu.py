@@ -125,6 +125,8 @@ def check_edges_and_gathers() -> None:
             fail(f"edge_softmax, {heads} heads, {dtype}: {errors}")
     for (heads, width), dtype in itertools.product(((1, 7), (8, 32), (2, 264)), TOLERANCES):
         check_attention(indptr, indices, heads, width, dtype)
+    for (heads, width), dtype in itertools.product(((1, 7), (4, 32)), TOLERANCES):
+        check_edge_scores(indptr, indices, heads, width, dtype)
     table = torch.randn(1000, 33)
     slot = torch.full((1000,), -1, dtype=torch.int32)
     slot[::3] = torch.arange(334, dtype=torch.int32)
@@ -153,6 +155,23 @@ def check_attention(indptr: Any, indices: Any, heads: int, width: int, dtype: An
     errors += [relative_error(got, wanted) for got, wanted in zip(*grads, strict=True)]
     if not max(errors) <= 4 * TOLERANCES[dtype]:
         fail(f"attention, {heads} heads of {width}, {dtype}: {errors}")
+
+
+def check_edge_scores(indptr: Any, indices: Any, heads: int, width: int, dtype: Any) -> None:
+    """Scores and gradients against loops."""
+    shapes = (8, heads, width), (20, heads, width), (heads, width)
+    inputs = [torch.randn(shape).to(dtype) for shape in shapes]
+    grad = torch.randn(len(indices), heads).to(dtype)
+    on_device = [t.to(DEVICE, copy=True).requires_grad_() for t in inputs]
+    csr = torch.from_numpy(indptr).to(DEVICE), torch.from_numpy(indices).to(DEVICE)
+    out = ops.edge_scores(*csr, *on_device)
+    out.backward(grad.to(DEVICE))
+    arrays = [t.double().numpy() for t in inputs]
+    wanted = oracles.edge_scores(indptr, indices, *arrays, 0.2, grad.double().numpy())
+    found = out, *(t.grad for t in on_device)
+    errors = [relative_error(got, right) for got, right in zip(found, wanted, strict=True)]
+    if not max(errors) <= 4 * TOLERANCES[dtype]:
+        fail(f"edge_scores, {heads} heads of {width}, {dtype}: {errors}")
 
 
 def check_against_cpu(csr: Csr) -> None:

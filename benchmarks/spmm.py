@@ -47,6 +47,9 @@ COLUMNS = (
 )
 
 
+REDUCES = {"sum": "sum", "mean": "mean", "max": "amax"}  # gnnx's names and torch's
+
+
 def rmat(scale: int, num_edges: int, seed: int = 1) -> Graph:
     """Skewed graph (Chakrabarti et al., 2004), each edge once, in random node order."""
     rng = np.random.default_rng(seed)
@@ -89,48 +92,64 @@ def backward(graph: Graph, x: torch.Tensor, reduce: str) -> Callable[[], object]
 def measure(
     graph: Graph, width: int, args: Any, clock: Callable[[], float], peer: sides.Peer | None
 ) -> dict[str, float]:
-    """Median seconds of every case at one width."""
+    """Median seconds of every case at one width, reduction after reduction."""
     x = torch.randn(graph.num_nodes, width)
     csr = graph.indptr, graph.indices
-    ones = torch.ones(graph.num_edges)
     size = (graph.num_nodes, graph.num_nodes)
-    matrix = torch.sparse_csr_tensor(graph.indptr, graph.indices.long(), ones, size=size)
     weight = torch.rand(graph.num_edges)
-    weighted = torch.sparse_csr_tensor(graph.indptr, graph.indices.long(), weight, size=size)
-    narrow = x.bfloat16()
-    cases: dict[str, Callable[[], float]] = {}
+    matrix, weighted = (
+        torch.sparse_csr_tensor(graph.indptr, graph.indices.long(), values, size=size)
+        for values in (torch.ones(graph.num_edges), weight)
+    )
 
-    def add(name: str, call: Callable[[], object]) -> None:
-        cases[name] = sides.timed(call, clock)
-
-    for reduce, theirs in (("sum", "sum"), ("mean", "mean"), ("max", "amax")):
-        add(f"gnnx {reduce}", lambda reduce=reduce: ops.spmm(*csr, x, reduce=reduce))
-        add(f"torch {reduce}", lambda theirs=theirs: torch.sparse.mm(matrix, x, theirs))
+    def cases(reduce: str, theirs: str) -> dict[str, Callable[[], float]]:
+        calls: dict[str, Callable[[], object]] = {
+            f"gnnx {reduce}": lambda: ops.spmm(*csr, x, reduce=reduce),
+            f"torch {reduce}": lambda: torch.sparse.mm(matrix, x, theirs),
+            f"gnnx {reduce} backward": backward(graph, x, reduce),
+        }
+        if reduce == "sum":
+            narrow, out = x.bfloat16(), torch.empty_like(x)
+            calls |= {
+                "gnnx weighted": lambda: ops.spmm(*csr, x, weight),
+                "torch weighted": lambda: torch.sparse.mm(weighted, x, "sum"),
+                "gnnx sum bfloat16": lambda: ops.spmm(*csr, narrow),
+                "copy": lambda: out.copy_(x),
+            }
+        made = {name: sides.timed(call, clock) for name, call in calls.items()}
         if peer is not None and reduce != "mean":
-            cases[f"dgl {reduce}"] = lambda reduce=reduce: peer.seconds(width, reduce)
-        add(f"gnnx {reduce} backward", backward(graph, x, reduce))
-    add("gnnx weighted", lambda: ops.spmm(*csr, x, weight))
-    add("torch weighted", lambda: torch.sparse.mm(weighted, x, "sum"))
-    add("gnnx sum bfloat16", lambda: ops.spmm(*csr, narrow))
-    out = torch.empty_like(x)
-    add("copy", lambda: out.copy_(x))
-    return sides.medians(cases, args.rounds, args.seconds)
+            made[f"dgl {reduce}"] = lambda: peer.seconds(width, reduce)
+        return made
+
+    found: dict[str, float] = {}
+    reduces = args.reduce.split(",")
+    for reduce in reduces:
+        # what a backward pass keeps is as large as x, so one reduction goes before the next comes
+        made = cases(reduce, REDUCES[reduce])
+        found |= sides.medians(made, args.rounds, args.seconds / len(reduces))
+        del made
+    return found
 
 
 def row(name: str, graph: Graph, width: int, s: dict[str, float]) -> tuple[object, ...]:
     """How the times of one width compare, in the order of `COLUMNS`."""
 
-    def faster(side: str, reduce: str) -> float | str:
-        key = f"{side} {reduce}"
-        return s[key] / s[f"gnnx {reduce}"] if key in s else "-"
+    def ratio(slower: str, faster: str) -> float | str:
+        return s[slower] / s[faster] if slower in s and faster in s else "-"
+
+    def than(side: str, reduce: str) -> float | str:
+        return ratio(f"{side} {reduce}", f"gnnx {reduce}")
 
     moved = 4 * width * (graph.num_edges + graph.num_nodes) + 4 * graph.num_edges
-    share = moved / s["gnnx sum"] / (2 * 4 * width * graph.num_nodes / s["copy"])
-    back = (s[f"gnnx {r} backward"] / s[f"gnnx {r}"] for r in ("sum", "mean", "max"))
+    share = ratio("copy", "gnnx sum")
+    if isinstance(share, float):
+        share *= moved / (2 * 4 * width * graph.num_nodes)
+    ms = 1e3 * s["gnnx sum"] if "gnnx sum" in s else "-"
     return (
-        *(name, width, 1e3 * s["gnnx sum"], faster("torch", "sum"), faster("dgl", "sum")),
-        *(faster("torch", "mean"), faster("torch", "max"), faster("dgl", "max")),
-        *(faster("torch", "weighted"), *back, s["gnnx sum"] / s["gnnx sum bfloat16"], share),
+        *(name, width, ms, than("torch", "sum"), than("dgl", "sum"), than("torch", "mean")),
+        *(than("torch", "max"), than("dgl", "max"), than("torch", "weighted")),
+        *(ratio(f"gnnx {reduce} backward", f"gnnx {reduce}") for reduce in REDUCES),
+        *(ratio("gnnx sum", "gnnx sum bfloat16"), share),
     )
 
 
@@ -155,10 +174,13 @@ def main() -> None:
     parser = sides.options(__doc__.splitlines()[0], rounds=7)
     parser.add_argument("--graph", default="rmat", help="some of rmat, community; or parts")
     parser.add_argument("--width", default="32,64,128,256")
+    parser.add_argument("--reduce", default=",".join(REDUCES), help="some of them")
     parser.add_argument("--nodes", type=int, default=1_000_000, help="of the community graph")
     parser.add_argument("--edges", type=int, default=20_000_000, help="of the community graph")
     parser.add_argument("--scale", type=int, default=18, help="log2 of the RMAT graph's nodes")
-    parser.add_argument("--random", type=Path, help="a dataset in random order, for parts")
+    parser.add_argument(
+        "--random", type=Path, help="a dataset in random order, for parts; in place of community"
+    )
     parser.add_argument("--parts", type=Path, help="the same in part order")
     parser.add_argument("--seconds", type=float, default=60, help="most a width; 3 rounds least")
     args = parser.parse_args()
@@ -169,10 +191,10 @@ def main() -> None:
         return
     rows, found = [], {}
     for name in args.graph.split(","):
-        rmat_edges = (1 << args.scale) * 16
-        graph = (
-            rmat(args.scale, rmat_edges) if name == "rmat" else community(args.nodes, args.edges)
-        )
+        if name == "rmat":
+            graph = rmat(args.scale, (1 << args.scale) * 16)
+        else:
+            graph = load(args.random) if args.random else community(args.nodes, args.edges)
         empty = float((graph.degree == 0).float().mean())
         print(f"{name}: {graph.num_nodes} nodes, {graph.num_edges} edges, ", end="")
         print(f"largest degree {int(graph.degree.max())}, {empty:.2f} empty", flush=True)
@@ -181,6 +203,7 @@ def main() -> None:
             for width in map(int, args.width.split(",")):
                 found[f"{name} {width}"] = s = measure(graph, width, args, clock, peer)
                 rows.append(row(name, graph, width, s))
+                sides.show(COLUMNS, rows[-1:])
             if peer is not None:
                 peer.close()
     sides.show(COLUMNS, rows)

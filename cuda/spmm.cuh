@@ -52,12 +52,12 @@ struct Messages {
     const Wide<T>* scale;   // a factor for each source; 1 if null
     Rows rows;
 
-    // Adds those of edges [begin, end) at V columns from `column`.
+    // Adds those of edges [begin, end) of a row at V columns from `column`.
     //
     // The group reads G ids in one coalesced load and hands them round by shuffles; four rows of x
     // are in flight at once. Lanes beyond the width take part in the shuffles alone.
     template <int V, int G>
-    __device__ __forceinline__ void add(Int64 begin, Int64 end, int column, int width,
+    __device__ __forceinline__ void add(Int64, Int64 begin, Int64 end, int column, int width,
                                         Wide<T> (&sum)[V]) const {
         typedef Wide<T> W;
         const unsigned mask = group_mask<G>();
@@ -125,23 +125,24 @@ __device__ __forceinline__ void sum_rows(const Int64* indptr, Int64 num_rows, In
     if (end - begin >= limit) return;
     const int column = int(blockIdx.y * G + threadIdx.x) * V;
     Wide<T> sum[V] = {};
-    terms.template add<V, G>(begin, end, column, width, sum);
+    terms.template add<V, G>(row, begin, end, column, width, sum);
     if (column < width) finish_row<T, V>(y + row * width + column, sum, end - begin, mean);
 }
 
-// Adds up the messages of edges [begin, end) over a block (32, warps), warps a power of two: warps
+// Adds up the messages of edges [begin, end) of a row over a block (32, warps), warps a power of two: warps
 // take 32 edges in turn, a tree in shared memory (32 V warps values) adds up theirs. The result is
 // the first warp's.
 template <int V, class Terms>
-__device__ __forceinline__ void sum_in_block(const Terms& terms, Int64 begin, Int64 end, int column,
-                                             int width, Wide<typename Terms::Value> (&sum)[V]) {
+__device__ __forceinline__ void sum_in_block(const Terms& terms, Int64 row, Int64 begin, Int64 end,
+                                             int column, int width,
+                                             Wide<typename Terms::Value> (&sum)[V]) {
     typedef Wide<typename Terms::Value> W;
     DYNAMIC_SHARED(W, sums);
     const int num_warps = int(blockDim.y);
     W* const own = sums + threadIdx.y * 32 * V + threadIdx.x;
     for (Int64 first = begin + 32 * threadIdx.y; first < end; first += 32 * num_warps) {
         const Int64 stop = first + 32 < end ? first + 32 : end;
-        terms.template add<V, 32>(first, stop, column, width, sum);
+        terms.template add<V, 32>(row, first, stop, column, width, sum);
     }
 #pragma unroll
     for (int k = 0; k < V; ++k) own[k * 32] = sum[k];
@@ -169,7 +170,7 @@ __device__ __forceinline__ void sum_hubs(const Int64* hubs, const Int64* indptr,
     for (Int64 h = blockIdx.x; h < count; h += gridDim.x) {
         const Int64 row = hubs[1 + h], begin = indptr[row], end = indptr[row + 1];
         Wide<T> sum[V] = {};
-        sum_in_block<V>(terms, begin, end, column, width, sum);
+        sum_in_block<V>(terms, row, begin, end, column, width, sum);
         if (threadIdx.y == 0 && column < width)
             finish_row<T, V>(y + row * width + column, sum, end - begin, mean);
     }
@@ -196,10 +197,10 @@ __device__ __forceinline__ void sum_strips(const Int64* rows, const Int64* indpt
             high = middle;
     }
     for (; low < rows[0] && indptr[rows[1 + low]] < stop; ++low) {
-        const Int64 begin = indptr[rows[1 + low]], end = indptr[rows[1 + low] + 1];
+        const Int64 row = rows[1 + low], begin = indptr[row], end = indptr[row + 1];
         W sum[V] = {};
-        sum_in_block<V>(terms, begin > first ? begin : first, end < stop ? end : stop, column,
-                        width, sum);
+        sum_in_block<V>(terms, row, begin > first ? begin : first, end < stop ? end : stop,
+                        column, width, sum);
         if (threadIdx.y == 0 && column < width)
             store<W, V>(parts + (2 * Int64(blockIdx.x) + (begin >= first)) * width + column, sum);
     }

@@ -172,7 +172,7 @@ struct Winnings {
     const T* grad;
 
     template <int V, int G>
-    __device__ __forceinline__ void add(Int64 begin, Int64 end, int column, int width,
+    __device__ __forceinline__ void add(Int64, Int64 begin, Int64 end, int column, int width,
                                         Wide<T> (&sum)[V]) const {
         typedef Wide<T> W;
         const unsigned mask = group_mask<G>();

@@ -66,7 +66,7 @@ def test_a_spill_is_seen():
 
 
 def test_every_source_is_compiled_for_every_type():
-    for source in ("spmm", "spmm_extremum", "sddmm"):
+    for source in ("spmm", "spmm_extremum", "sddmm", "edge_scores"):
         defines = {define for unit in units() if unit.name == source for define in unit.defines}
         wanted = {f"VALUE={name}" for name in _cuda._VALUES.values()}
         wanted |= {f"INDEX={name}" for name in _cuda._INDICES.values()}

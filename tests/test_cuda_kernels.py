@@ -253,6 +253,54 @@ def test_sums_on_edges(width, device):
         assert torch.equal(b_d.grad.cpu(), count)
 
 
+def check_edge_scores(csr, heads, width, dtype, device, slope=0.2):
+    """Against loops, forward and backward."""
+    indptr, indices = csr
+    num_dst, num_src = len(indptr) - 1, 1 + int(indices.max())
+    shapes = (num_dst, heads, width), (num_src, heads, width), (heads, width)
+    inputs = [torch.randn(shape).to(dtype) for shape in shapes]
+    grad = torch.randn(len(indices), heads).to(dtype)
+    on_device = [t.to(device, copy=True).requires_grad_() for t in inputs]
+    out = ops.edge_scores(indptr.to(device), indices.to(device), *on_device, slope=slope)
+    out.backward(grad.to(device))
+    values = [t.double().numpy() for t in (*inputs, grad)]
+    x_dst, x_src, att, g = values
+    arrays = indptr.numpy(), indices.numpy()
+    wanted = oracles.edge_scores(*arrays, x_dst, x_src, att, slope, g)
+    scales = oracles.edge_scores(*arrays, abs(x_dst), abs(x_src), abs(att), slope, abs(g))
+    for got, right, scale in zip((out, *(t.grad for t in on_device)), wanted, scales, strict=True):
+        assert got.dtype == dtype
+        assert close(got, right, 2 * scale, dtype)
+
+
+@pytest.mark.parametrize(("heads", "width"), [(1, 1), (1, 7), (3, 12), (8, 32), (2, 33), (2, 264)])
+def test_edge_scores_shapes(heads, width, device):
+    check_edge_scores(graph(4, 15, 12, 90), heads, width, torch.float32, device)
+
+
+@pytest.mark.parametrize(("dtype", "index_dtype"), PAIRS)
+def test_edge_scores_types(dtype, index_dtype, device):
+    check_edge_scores(graph(4, 15, 12, 90, index_dtype), 3, 16, dtype, device)
+
+
+@pytest.mark.parametrize("slope", [0.0, 0.2, 1.0])
+def test_edge_scores_of_hubs_and_longer_rows(slope, device, monkeypatch):
+    monkeypatch.setattr(_cuda, "_LONG", 600)
+    monkeypatch.setattr(_cuda, "_STRIP", 64)
+    check_edge_scores(hubs(), 2, 6, torch.float32, device, slope)
+
+
+@pytest.mark.parametrize("num_dst", [0, 3])
+def test_edge_scores_of_no_edges(num_dst, device):
+    indptr = torch.zeros(num_dst + 1, dtype=torch.int64, device=device)
+    shapes = (num_dst, 2, 4), (5, 2, 4), (2, 4)
+    args = [torch.randn(shape).to(device).requires_grad_() for shape in shapes]
+    out = ops.edge_scores(indptr, indptr[:0], *args)
+    assert out.shape == (0, 2)
+    out.sum().backward()  # the sums over the sources' edges are launched, and give zeros
+    assert not any(arg.grad.any() for arg in args)
+
+
 @pytest.mark.parametrize("heads", [1, 3, 8])
 @pytest.mark.parametrize("dtype", TYPES)
 def test_edge_softmax(heads, dtype, device):

@@ -93,9 +93,8 @@ def spmm_extremum(
     if not out.numel():
         return out, arg
     width, vector = x.shape[1], _vector(x.shape[1], x, out)
-    sign = 1.0 if reduce == "max" else -1.0  # min x = -max -x, exactly
-    signed = np.float64(sign) if x.dtype == torch.float64 else np.float32(sign)
-    args = indices, _factor(weight, x), signed, x, out, arg, np.int32(width)
+    sign = _scalar(1.0 if reduce == "max" else -1.0, x)  # min x = -max -x, exactly
+    args = indices, _factor(weight, x), sign, x, out, arg, np.int32(width)
     unit, shape = _unit("spmm_extremum", x, indices, vector), _shape(width, vector)
     hub_bytes = vector * (_wide(x.dtype).itemsize + arg.element_size())
     _over_rows(unit, "spmm_extremum", shape, indptr, len(indices), args, hub_bytes)
@@ -185,6 +184,70 @@ def _over_ends(
     _over_rows(unit, stem, (lanes, 1), indptr, len(indices), args)
 
 
+def edge_scores(
+    indptr: Tensor,
+    indices: Tensor,
+    x_dst: Tensor,
+    x_src: Tensor,
+    att: Tensor,
+    slope: float,
+    *_: object,
+) -> Tensor:
+    """Sum over a head's columns of att LeakyReLU(x_dst + x_src), on every edge."""
+    num_heads, width = att.shape
+    out = x_src.new_empty(len(indices), num_heads)
+    if not out.numel():
+        return out
+    factor = att.to(_wide(x_src.dtype))
+    vector = _vector(width, x_src, x_dst, factor)
+    args = indices, x_dst, x_src, factor, out, _scalar(slope, x_src), np.int32(width)
+    unit, shape = (
+        _unit("edge_scores", x_src, indices, vector),
+        (_shape(width, vector)[0], num_heads),
+    )
+    _over_rows(unit, "edge_scores", shape, indptr, len(indices), args)
+    return out
+
+
+def edge_scores_grad(  # noqa: PLR0913 - as the operator has them
+    indptr: Tensor,
+    indices: Tensor,
+    x_dst: Tensor,
+    x_src: Tensor,
+    att: Tensor,
+    slope: float,
+    grad: Tensor,
+    t_indptr: Tensor,
+    t_indices: Tensor,
+    t_edge: Tensor,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients by x_dst, x_src and att: each a sum over rows, att's then over what they gave."""
+    wide = _wide(x_src.dtype)
+    factor = att.to(wide)
+
+    def sums(csr: tuple[Any, ...], own: Tensor, other: Tensor, by: Tensor | None) -> Tensor:
+        out = torch.empty_like(own, dtype=wide)
+        if out.numel():
+            starts, others, edge = csr
+            vector = _vector(att.shape[1], own, other, factor)
+            unit = _unit("edge_scores", own, others, vector)
+            terms = others, edge, own, other, grad, by, _scalar(slope, own), np.int32(att.shape[1])
+            y = out.view(len(out), att.numel())
+            _sums(unit, "edge_scores_back", vector, starts, len(others), terms, y, mean=False)
+        return out
+
+    csr = indptr, indices, None
+    d_dst = sums(csr, x_dst, x_src, factor)
+    d_src = sums((t_indptr, t_indices, t_edge), x_src, x_dst, factor)
+    d_att = sums(csr, x_dst, x_src, None).sum(0)
+    return d_dst.to(x_dst.dtype), d_src.to(x_src.dtype), d_att.to(att.dtype)
+
+
+def _scalar(value: float, x: Tensor) -> np.floating[Any]:
+    """As a kernel takes a number beside rows of x."""
+    return np.float64(value) if _wide(x.dtype) == torch.float64 else np.float32(value)
+
+
 def edge_softmax(indptr: Tensor, scores: Tensor) -> Tensor:
     """Softmax of (E, H) scores over each row's edges, head by head."""
     return _softmax("edge_softmax", 2, indptr, scores)
@@ -268,9 +331,8 @@ def attention_grad(  # noqa: PLR0913 - as the operator has them
 
 
 def _heads(x: Tensor, a_dst: Tensor, a_src: Tensor, slope: float) -> tuple[Any, ...]:
-    wide = _wide(x.dtype)
-    scalar = np.float64(slope) if wide == torch.float64 else np.float32(slope)
-    return a_dst.to(wide), a_src.to(wide), scalar, np.int32(x.shape[1]), np.int32(x.shape[2])
+    wide, sizes = _wide(x.dtype), (np.int32(x.shape[1]), np.int32(x.shape[2]))
+    return a_dst.to(wide), a_src.to(wide), _scalar(slope, x), *sizes
 
 
 def _over_heads(

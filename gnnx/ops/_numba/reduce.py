@@ -19,7 +19,7 @@ from numba.core import cgutils
 from gnnx import threads
 from gnnx.ops._numba.pages import empty
 from gnnx.ops._numba.pieces import NO_HUBS, PIECE, cut, grain, hub_slots, is_hub, over_rows
-from gnnx.ops._numba.vectors import AHEAD, INT64, Gather, Vectors, emitted, readable, stored
+from gnnx.ops._numba.vectors import INT64, Gather, Vectors, emitted, readable, stored
 from gnnx.threads import kernel
 
 if TYPE_CHECKING:
@@ -124,7 +124,7 @@ def _sum_tile(
     def emit(context: Any, b: Any, signature: Any, args: Any) -> Any:
         v = Vectors(context, b, x.dtype)
         start, stop, last, f, divisor = args[7:]
-        gather = Gather(v, (x, args[3]), (indices, args[2]), last, INT64(AHEAD))
+        gather = Gather(v, (x, args[3]), (indices, args[2]), last)
         y = b.gep(v.data(out, args[0]), [b.mul(args[1], gather.width)])
         factors = [
             None if kind == types.none else v.data(kind, value)
@@ -261,7 +261,7 @@ def _extreme_tile(
     def emit(context: Any, b: Any, signature: Any, args: Any) -> Any:
         v = Vectors(context, b, x.dtype)
         start, stop, last, f = args[7:]
-        gather = Gather(v, (x, args[4]), (indices, args[3]), last, INT64(AHEAD))
+        gather = Gather(v, (x, args[4]), (indices, args[3]), last)
         at = b.mul(args[2], gather.width)
         y = b.gep(v.data(out, args[0]), [at])
         y_arg = b.gep(v.data(arg, args[1]), [at])

@@ -17,7 +17,7 @@ from numba.core import cgutils
 from gnnx import threads
 from gnnx.ops._numba.pages import empty
 from gnnx.ops._numba.pieces import over_rows
-from gnnx.ops._numba.vectors import AHEAD, INT64, Gather, Vectors, emitted
+from gnnx.ops._numba.vectors import INT64, Gather, Vectors, emitted
 from gnnx.threads import kernel
 
 if TYPE_CHECKING:
@@ -104,7 +104,7 @@ def _score_tile(
         v = Vectors(context, b, x_src.dtype)
         d, head, width = args[1:4]
         slope, start, stop, last, f = args[8:]
-        gather = Gather(v, (x_src, args[6]), (indices, args[4]), last, INT64(AHEAD))
+        gather = Gather(v, (x_src, args[6]), (indices, args[4]), last)
         column = b.mul(head, width)
         own_row = b.gep(v.data(x_dst, args[5]), [b.add(b.mul(d, gather.width), column)])
         factors = b.gep(v.data(att, args[7]), [column])
