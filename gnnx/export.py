@@ -13,6 +13,7 @@ import pyarrow as pa
 
 from gnnx.errors import DataError, UsageError
 from gnnx.store import whole_file
+from gnnx.store.keys import class_names
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -20,13 +21,23 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from gnnx.store import Dataset
+    from gnnx.graph import EdgeType
+    from gnnx.store import Dataset, DiskFeatures
+    from gnnx.store.keys import Keys
 
 _PIECE_BYTES = 4 << 20
+_SPLITS = ("train", "val", "test")
 SUFFIXES = (".parquet", ".csv")
 
 
-def export(dataset: Dataset, out: Path, *, what: str = "nodes", rows: Path | None = None) -> int:
+def export(
+    dataset: Dataset,
+    out: Path,
+    *,
+    what: str = "nodes",
+    kind: str | None = None,
+    rows: Path | None = None,
+) -> int:
     """Write a table with one row a node or an edge, named by the keys of the input.
 
     Parameters
@@ -39,6 +50,9 @@ def export(dataset: Dataset, out: Path, *, what: str = "nodes", rows: Path | Non
         ``"nodes"``: ``key``, and ``label``, ``split`` and ``x`` as far as there are any; lists
         become columns ``x0``, ``x1``, … in CSV. ``"edges"``: ``src``, ``dst`` and what
         edges carry.
+    kind
+        Of several types: a node type, `Dataset.target` by default, or an edge type, its three
+        names with ``-`` between them.
     rows
         A `.npy` file of one row a node, such as `infer` writes, to write instead of the above.
 
@@ -50,21 +64,37 @@ def export(dataset: Dataset, out: Path, *, what: str = "nodes", rows: Path | Non
     Raises
     ------
     UsageError
-        The suffix or `what` is another one.
+        The suffix, `what` or type is another one.
     DataError
         The rows are no matrix of numbers, or not as many as the nodes.
     """
     if what not in {"nodes", "edges"}:
         raise UsageError(f"{what!r} cannot be exported", 'Choose "nodes" or "edges".')
-    if rows is not None:
-        values = _rows(rows)
-        if len(values) != dataset.num_nodes:
-            raise DataError(
-                f"{rows.name}: {len(values)} rows, {dataset.num_nodes} nodes",
-                "Give a row for every node.",
-            )
-        return write_rows(dataset, out, _cut(values))
-    return _write(out, _edges(dataset) if what == "edges" else _nodes(dataset))
+    if what == "edges" and rows is None:
+        return _write(out, _edges(dataset, _edge_type(dataset, kind)))
+    node_type = dataset.target if kind is None else kind
+    keys = dataset.keys_of(node_type)
+    if rows is None:
+        return _write(out, _nodes(dataset, node_type, keys))
+    values, count = _rows(rows), dataset.node_counts[node_type]
+    if len(values) != count:
+        raise DataError(
+            f"{rows.name}: {len(values)} rows, {count} nodes", "Give a row for every node."
+        )
+    return _write(out, _named(keys, _cut(values)))
+
+
+def _edge_type(dataset: Dataset, kind: str | None) -> EdgeType:
+    """Find the edge type of a name, or the only one."""
+    known = {"-".join(edge_type): edge_type for edge_type in dataset.edge_types}
+    if kind is None and len(known) == 1:
+        return dataset.edge_types[0]
+    if kind not in known:
+        cause = f"{len(known)} edge types" if kind is None else f"no edge type {kind!r}"
+        raise UsageError(
+            f"{dataset.path}: {cause}", f"Give --type one of {', '.join(known) or 'none'}."
+        )
+    return known[kind]
 
 
 def _rows(path: Path) -> NDArray[Any]:
@@ -100,8 +130,14 @@ def write_rows(
     int
         Rows written.
     """
-    keys = dataset.keys
-    return _write(out, ({"key": keys.of(ids), "x": rows} for ids, rows in pieces))
+    return _write(out, _named(dataset.keys, pieces))
+
+
+def _named(
+    keys: Keys, pieces: Iterable[tuple[NDArray[np.int64], NDArray[Any]]]
+) -> Iterator[dict[str, Any]]:
+    for ids, rows in pieces:
+        yield {"key": keys.of(ids), "x": rows}
 
 
 def _cut(values: NDArray[Any]) -> Iterator[tuple[NDArray[np.int64], NDArray[Any]]]:
@@ -111,17 +147,25 @@ def _cut(values: NDArray[Any]) -> Iterator[tuple[NDArray[np.int64], NDArray[Any]
         yield np.arange(begin, begin + len(piece)), piece
 
 
-def _nodes(dataset: Dataset) -> Iterator[dict[str, Any]]:
-    keys, names, labels = dataset.keys, dataset.class_names, dataset.labels
-    x = dataset.features if dataset.num_features else None
+def _nodes(dataset: Dataset, node_type: str, keys: Keys) -> Iterator[dict[str, Any]]:
+    arrays = {
+        name: dataset.array(full)
+        for name in ("x", "y", *_SPLITS)
+        if (full := f"nodes/{node_type}/{name}") in dataset.manifest.arrays
+    }
+    x, labels = arrays.get("x"), arrays.get("y")
+    x = x if x is not None and x.row_bytes else None
+    names = class_names(dataset.path, dataset.manifest, node_type)
     row_bytes = 64 + (x.row_bytes if x is not None else 0)
     step = max(1, _PIECE_BYTES // row_bytes)
     splits = {
-        name: dataset.split(name).read_range(0, dataset.split(name).num_rows).numpy()
-        for name in ("train", "val", "test")
+        name: arrays[name].read_range(0, arrays[name].num_rows).numpy()
+        for name in _SPLITS
+        if name in arrays
     }
-    for begin in range(0, dataset.num_nodes, step):
-        end = min(begin + step, dataset.num_nodes)
+    num_nodes = dataset.node_counts[node_type]
+    for begin in range(0, num_nodes, step):
+        end = min(begin + step, num_nodes)
         columns: dict[str, Any] = {"key": keys.of(np.arange(begin, end))}
         if labels is not None:
             columns["label"] = _labels(labels.read_range(begin, end).numpy(), names)
@@ -146,14 +190,23 @@ def _labels(labels: NDArray[np.int64], names: list[str] | None) -> Any:
     return pa.array([None if y < 0 else names[y] for y in labels.tolist()], pa.string())
 
 
-def _edges(dataset: Dataset) -> Iterator[dict[str, Any]]:
-    keys, done = dataset.keys, 0
-    names, kinds = dataset.relation_names, ("weight", "attr", "time", "relation")
-    found = {name: dataset.edge_values(name) for name in kinds}
-    values = {name: array for name, array in found.items() if array is not None}
-    for first, indptr, indices in dataset.graph.iter_rows():
+def _edges(dataset: Dataset, edge_type: EdgeType) -> Iterator[dict[str, Any]]:
+    src, _, dst = edge_type
+    sources, destinations, done = dataset.keys_of(src), dataset.keys_of(dst), 0
+    names: list[str] | None = None
+    values: dict[str, DiskFeatures] = {}
+    if not dataset.is_typed:  # edges of typed graphs carry nothing
+        names = dataset.relation_names
+        for name in ("weight", "attr", "time", "relation"):
+            array = dataset.edge_values(name)
+            if array is not None:
+                values[name] = array
+    for first, indptr, indices in dataset.graphs[edge_type].iter_rows():
         rows = np.repeat(np.arange(first, first + len(indptr) - 1), np.diff(indptr))
-        columns: dict[str, Any] = {"src": keys.of(indices.astype(np.int64)), "dst": keys.of(rows)}
+        columns: dict[str, Any] = {
+            "src": sources.of(indices.astype(np.int64)),
+            "dst": destinations.of(rows),
+        }
         for name, array in values.items():
             columns[name] = array.read_range(done, done + len(rows)).numpy()
         done += len(rows)

@@ -127,7 +127,7 @@ def test_options_are_frozen():
         "plan": f"{training} --quiet --json",
         "train": f"{training} --dry-run --quiet --json",
         "infer": "--checkpoint --out --memory --device-memory --threads --device --quiet --json",
-        "export": "--what --rows --memory --json",
+        "export": "--what --type --rows --memory --json",
         "doctor": "--json",
     }
 

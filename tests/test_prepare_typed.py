@@ -116,6 +116,40 @@ def test_a_recipe_with_several_tables(folder):
     assert report.problems == {}
 
 
+def test_nodes_and_edges_of_a_type_come_out_by_their_keys(folder, tmp_path):
+    prepare(folder / "graph.toml", folder / "out", memory="256MiB")
+
+    def exported(*words):
+        words = ["export", folder / "out", tmp_path / "out.csv", *words, "--json"]
+        result = CliRunner().invoke(app, [*map(str, words)])
+        return result.exit_code, result.stdout
+
+    def rows():
+        return (tmp_path / "out.csv").read_text().replace('"', "").splitlines()
+
+    assert exported("--what", "edges", "--type", "author-writes-paper")[0] == 0
+    assert rows()[0] == "src,dst"
+    assert sorted(rows()[1:]) == ["ann,10", "ann,30", "bob,10", "cem,40"]
+    assert exported("--what", "edges", "--type", "paper-written_by-author")[0] == 0
+    assert sorted(rows()[1:]) == ["10,ann", "10,bob", "30,ann", "40,cem"]
+    assert exported("--what", "edges", "--type", "paper-in-venue")[0] == 0
+    assert sorted(rows()[1:]) == ["10,2", "20,0", "30,2"]
+    assert exported()[0] == 0
+    assert rows() == ["key,label,split", "ann,db,train", "bob,ml,val", "cem,,"]
+    assert exported("--type", "paper")[0] == 0
+    assert rows() == ["key,x0,x1", "30,1,2", "10,3,4", "20,5,6", "40,7,8"]
+    np.save(tmp_path / "rows.npy", np.array([0.5, 1.5, 2.5]))
+    assert exported("--type", "venue", "--rows", tmp_path / "rows.npy")[0] == 0
+    assert rows() == ["key,x", "0,0.5", "1,1.5", "2,2.5"]
+    for words, cause in (
+        (["--what", "edges"], "4 edge types"),
+        (["--what", "edges", "--type", "paper"], "no edge type 'paper'"),
+        (["--type", "town"], "no node type 'town'"),
+    ):
+        code, stdout = exported(*words)
+        assert (code, json.loads(stdout)["error"]["cause"]) == (2, f"{folder / 'out'}: {cause}")
+
+
 def test_strict_refuses_problems_of_any_type(folder):
     (folder / "in.csv").write_text("src,dst\n10,2\n10,2\n30,2\n")
     report = prepare(folder / "graph.toml", folder / "out", memory="256MiB")

@@ -12,7 +12,7 @@ import gnnx
 import oracles
 from conformance import write_typed_dataset
 from gnnx import threads
-from gnnx.cache import typed_access
+from gnnx.cache import Demand, typed_access
 from gnnx.cache.typed import kept_rows
 from gnnx.cli import app
 from gnnx.errors import DataError, UsageError
@@ -226,17 +226,54 @@ def test_types_compete_for_the_room(folder):
     """The likelier row of the same width stays; a wide row costs more than a narrow one."""
     with gnnx.open(folder, memory="64MiB") as dataset:
         item, shop = (dataset.features_of(name) for name in ("item", "shop"))
-        scores = np.full(COUNTS["item"], 0.1, np.float32)
-        few = np.full(COUNTS["shop"], 0.1, np.float32)
-        room = 1 << 20
-        kept = kept_rows(room, {"item": (item, scores), "shop": (shop, few)})
+        likely = Demand(np.array([0.1]), np.array([COUNTS["item"]]))
+        few = Demand(np.array([0.1]), np.array([COUNTS["shop"]]))
+        none = Demand(np.array([]), np.array([], np.int64))
+        room, sources = 1 << 20, {"item": item, "shop": shop}
+        kept = kept_rows(room, sources, {"item": likely, "shop": few})
         assert kept["shop"] == COUNTS["shop"]  # 10 bytes a row against 192
         assert 0 < kept["item"] < COUNTS["item"]
         assert kept["item"] * 200 + kept["shop"] * 18 <= room
-        none = kept_rows(0, {"item": (item, scores)})
-        assert none == {"item": 0}
-        rare = kept_rows(room, {"item": (item, scores), "shop": (shop, few * 0)})
-        assert rare["shop"] == 0
+        assert kept_rows(0, {"item": item}, {"item": likely}) == {"item": 0}
+        assert kept_rows(room, sources, {"item": likely, "shop": none})["shop"] == 0
+
+
+# The plan.
+
+
+@pytest.mark.parametrize("memory", ["4MiB", "64MiB"])
+def test_traffic_is_what_was_planned(folder, memory):
+    with gnnx.open(folder, memory=memory) as dataset:
+        training = trainer(dataset, batch_size=100)  # no last batch is smaller
+        plan = training.plan()
+        report = training.fit(2)
+        epoch, caches = report.epochs[1], training.loader.features.caches
+        assert report.plan is plan
+        assert plan.num_steps == len(training.loader)
+        assert plan.num_rows == COUNTS["item"] + COUNTS["shop"]
+        assert plan.rows_kept == sum(cache.num_kept for cache in caches.values())
+        assert plan.fill_bytes == training.loader.features.fill_bytes
+        assert sum(plan.host.values()) <= plan.host_budget_bytes
+        assert report.memory.peak_ledger_bytes <= plan.host_budget_bytes
+    assert (plan.rows_kept == plan.num_rows) == (memory == "64MiB")
+    assert plan.strategy == "rows"
+    assert epoch.rows_requested == pytest.approx(plan.rows_requested, rel=0.05)
+    assert epoch.rows_from_disk == pytest.approx(plan.rows_from_disk, rel=0.1)
+    assert epoch.disk_read_bytes == pytest.approx(plan.disk_read_bytes, rel=0.15)
+    assert min(plan.sample_s, plan.compute_s, plan.seconds) > 0
+
+
+def test_a_plan_changes_neither_losses_nor_what_stays(folder, straight):
+    kept = []
+    for planned in (False, True):
+        with gnnx.open(folder, memory="4MiB") as dataset:
+            training = trainer(dataset)
+            if planned:
+                training.plan()
+            assert losses(training.fit(3)) == straight
+            caches = training.loader.features.caches
+            kept.append({name: cache.num_kept for name, cache in caches.items()})
+    assert kept[0] == kept[1]
 
 
 # Training.
@@ -353,6 +390,7 @@ def test_commands(folder, tmp_path):
             "train", folder, "--model", model, *options, "--checkpoint", tmp_path / model
         )
         assert code == 0, document
+        assert document["plan"]["num_steps"] == 1
         assert document["model"]["in_features"] == {"item": 48, "shop": 5, "user": 1}
         assert build_model(document["model"]).config["target"] == "user"
         code, document = run(
@@ -360,6 +398,16 @@ def test_commands(folder, tmp_path):
         )
         assert code == 0, document
         assert np.load(tmp_path / f"{model}.npy").shape == (4_000, NUM_CLASSES)
+
+
+def test_plan_on_the_command_line(folder):
+    words = [folder, "--model", "rgcn", "--hidden", 16, "--fanouts", "5,5", "--memory", "4MiB"]
+    code, document = run("plan", *words)
+    assert code == 0, document
+    assert sum(document["plan"]["host"].values()) <= document["plan"]["host_budget_bytes"]
+    shown = CliRunner().invoke(app, ["train", *map(str, words), "--dry-run"]).stdout
+    assert "rows that stay" in shown
+    assert "of 12,400" in shown
 
 
 def test_models_for_the_other_kind_of_graph_are_refused(folder, tmp_path):

@@ -22,7 +22,14 @@ from gnnx.cache.plan import HostNeeds, HostPlan, plan, split
 from gnnx.cache.rows import RowSet
 from gnnx.cache.staging import StagedWindow
 from gnnx.cache.strategy import Demand, Strategy, choose, held_bytes, read_cost
-from gnnx.cache.typed import HeteroAhead, HeteroDemands, HeteroFeatures, arrange_typed
+from gnnx.cache.typed import (
+    HeteroAhead,
+    HeteroDecision,
+    HeteroDemands,
+    HeteroFeatures,
+    arrange_typed,
+    decide_typed,
+)
 
 __all__ = [
     "AccessCounts",
@@ -33,6 +40,7 @@ __all__ = [
     "FeatureCache",
     "Forecast",
     "HeteroAhead",
+    "HeteroDecision",
     "HeteroDemands",
     "HeteroFeatures",
     "HostNeeds",
@@ -48,6 +56,7 @@ __all__ = [
     "arrange_typed",
     "choose",
     "decide",
+    "decide_typed",
     "every",
     "expected_access",
     "expected_pages",

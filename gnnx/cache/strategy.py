@@ -142,6 +142,33 @@ def choose(
     return best
 
 
+def one_by_one(
+    kept: int, demand: Demand, num_rows: int, row_bytes: int, gap_bytes: int
+) -> Strategy:
+    """Read what does not stay a batch at a time.
+
+    Parameters
+    ----------
+    kept
+        Rows that stay, the likeliest.
+    demand
+        Who is wanted.
+    num_rows
+        N.
+    row_bytes
+        F.
+    gap_bytes
+        As of `choose`.
+
+    Returns
+    -------
+    Strategy
+        Of kind ``"rows"``.
+    """
+    missed = _at(demand, kept, demand.beyond(1))
+    return Strategy("rows", kept, 1, 0, 0, read_cost(missed, num_rows, row_bytes, gap_bytes))
+
+
 def held_bytes(strategy: Strategy, num_rows: int, row_bytes: int) -> int:
     """HOST bytes that a strategy holds, at most."""
     held = strategy.num_kept * (row_bytes + 8)
@@ -200,8 +227,7 @@ class _Case(NamedTuple):
 def _rows(case: _Case) -> Strategy:
     left = max(0, case.room - overhead_bytes(case.num_rows))
     kept = min(int(case.demand.count.sum()), left // (case.row_bytes + 8))
-    missed = _at(case.demand, kept, case.demand.beyond(1))
-    return Strategy("rows", kept, 1, 0, 0, read_cost(missed, *case.shape, case.gap_bytes))
+    return one_by_one(kept, case.demand, *case.shape, case.gap_bytes)
 
 
 def _windows(case: _Case, steps: int) -> Strategy | None:

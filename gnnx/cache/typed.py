@@ -17,7 +17,8 @@ from gnnx.cache.arrange import batch_bytes
 from gnnx.cache.features import AccessCounts, FeatureCache, overhead_bytes
 from gnnx.cache.lookahead import WindowCounts
 from gnnx.cache.plan import HostNeeds, plan
-from gnnx.cache.strategy import Demand, read_cost
+from gnnx.cache.rows import RowSet
+from gnnx.cache.strategy import Demand, Strategy, one_by_one, read_cost
 from gnnx.memory import Tier
 from gnnx.store import DiskFeatures
 
@@ -29,7 +30,6 @@ if TYPE_CHECKING:
 
     from gnnx.cache.plan import HostPlan
     from gnnx.graph import EdgeType
-    from gnnx.memory import Ledger
     from gnnx.store import ConstantFeatures, Dataset, FeatureStore, GraphStore, Pending
 
 
@@ -163,8 +163,24 @@ class HeteroDemands:
     """Whether rows may stay in memory."""
 
 
-def arrange_typed(dataset: Dataset, demands: HeteroDemands) -> tuple[HeteroFeatures, bool]:
-    """Share out what is free of HOST memory (`plan`), pin the graph, fill the caches.
+@dataclasses.dataclass(frozen=True, slots=True)
+class HeteroDecision:
+    """What HOST memory is to be used for; the rows that are to stay are not read yet."""
+
+    shared: HostPlan
+    """Between batches, seeds, graph and rows."""
+    sources: Mapping[str, DiskFeatures]
+    """By node type, of those that have features."""
+    kept: Mapping[str, RowSet]
+    """The rows that stay of each of them."""
+    strategies: Mapping[str, Strategy]
+    """How the others are read: a batch at a time."""
+    demands: Mapping[str, Demand] | None
+    """Who is wanted; None where all rows stay, or none since HOST does not hold the ranking."""
+
+
+def decide_typed(dataset: Dataset, demands: HeteroDemands) -> HeteroDecision:
+    """Share out what is free of HOST memory (`plan`), and pin the graph.
 
     The rows of all types compete for the room: those stay that spare most of the disk's time a
     byte. Where HOST does not hold the ranking, about 4 bytes a node and row of an edge type, none
@@ -179,8 +195,8 @@ def arrange_typed(dataset: Dataset, demands: HeteroDemands) -> tuple[HeteroFeatu
 
     Returns
     -------
-    tuple
-        The features, with the rows that stay, and whether there is room for the seeds.
+    HeteroDecision
+        Which holds a bit a row.
 
     Raises
     ------
@@ -190,7 +206,6 @@ def arrange_typed(dataset: Dataset, demands: HeteroDemands) -> tuple[HeteroFeatu
     ledger, graphs = dataset.ledger, dataset.graphs
     stores = {name: dataset.features_of(name) for name in dataset.node_counts}
     sources = {n: store for n, store in stores.items() if isinstance(store, DiskFeatures)}
-    constants = {n: store for n, store in stores.items() if not isinstance(store, DiskFeatures)}
     for source in sources.values():  # the readers take their buffers, for good
         source.read(np.arange(min(1, source.num_rows)))
     free = ledger.free_bytes(Tier.HOST)
@@ -199,6 +214,7 @@ def arrange_typed(dataset: Dataset, demands: HeteroDemands) -> tuple[HeteroFeatu
     most = math.inf if endless else demands.batch_size * math.prod(factor)
     shared = plan(free, _needs(dataset, sources, demands, most))
     ids = {name: np.empty(0, np.int64) for name in sources}
+    wanted: dict[str, Demand] | None = None
     if not demands.keep_rows:
         pass
     elif shared == plan(None, _needs(dataset, sources, demands, most)):
@@ -216,11 +232,48 @@ def arrange_typed(dataset: Dataset, demands: HeteroDemands) -> tuple[HeteroFeatu
         shared = plan(free, _needs(dataset, sources, demands, expected))
         held = sum(rows.nbytes for rows in scores.values())
         room = min(shared.room, (free - held) * 2)  # ids of 8 bytes beside rows of 8 at least
-        kept = kept_rows(room, {name: (sources[name], scores[name]) for name in sources})
+        wanted = {name: Demand.of(scores[name]) for name in sources}
+        kept = kept_rows(room, sources, wanted)
         ids = {name: hottest(scores[name], count, ledger) for name, count in kept.items()}
         del scores
     _pin(dataset, shared)
-    return HeteroFeatures(_filled(sources, ids, ledger), constants), shared.seeds > 0
+    strategies = {}
+    for name, source in sources.items():
+        kept_of_type, shape = len(ids[name]), (source.num_rows, source.row_bytes)
+        strategies[name] = Strategy("rows", kept_of_type, 1, 0, 0, 0.0)
+        if wanted is not None:
+            gap_bytes = dataset.io.gap_bytes
+            strategies[name] = one_by_one(kept_of_type, wanted[name], *shape, gap_bytes)
+    rows = {n: RowSet.of(ids.pop(n), source.num_rows, ledger) for n, source in sources.items()}
+    return HeteroDecision(shared, sources, rows, strategies, wanted)
+
+
+def arrange_typed(dataset: Dataset, decision: HeteroDecision) -> HeteroFeatures:
+    """Fill the caches with the rows that are to stay.
+
+    Parameters
+    ----------
+    dataset
+        Of which it was decided.
+    decision
+        Of `decide_typed`.
+
+    Returns
+    -------
+    HeteroFeatures
+        Of all node types.
+
+    Raises
+    ------
+    BudgetError
+        HOST does not hold the rows.
+    """
+    ledger, caches = dataset.ledger, dict[str, FeatureCache]()
+    for name, source in decision.sources.items():
+        caches[name] = FeatureCache(source, decision.kept[name], ledger)
+    stores = {name: dataset.features_of(name) for name in dataset.node_counts}
+    constants = {n: store for n, store in stores.items() if not isinstance(store, DiskFeatures)}
+    return HeteroFeatures(caches, constants)
 
 
 def _needs(
@@ -255,7 +308,7 @@ def _pin(dataset: Dataset, shared: HostPlan) -> None:
 
 
 def kept_rows(
-    room: int, types: Mapping[str, tuple[FeatureStore, NDArray[np.float32]]]
+    room: int, sources: Mapping[str, FeatureStore], demands: Mapping[str, Demand]
 ) -> dict[str, int]:
     """Share out room between the rows of types by what they spare the disk a byte.
 
@@ -266,32 +319,27 @@ def kept_rows(
     ----------
     room
         HOST bytes.
-    types
-        By node type, the rows and their p(v).
+    sources
+        The rows, by node type.
+    demands
+        Their p(v).
 
     Returns
     -------
     dict of str to int
         Rows to keep of each type; those of the largest p(v) are meant.
     """
-    room -= sum(overhead_bytes(store.num_rows) for store, _ in types.values())
+    room -= sum(overhead_bytes(source.num_rows) for source in sources.values())
     bins: list[tuple[float, str, int]] = []
-    for name, (store, scores) in types.items():
-        demand = Demand.of(scores)
-        worth = read_cost(1.0, store.num_rows, store.row_bytes) / (store.row_bytes + 8)
+    for name, source in sources.items():
+        demand = demands[name]
+        worth = read_cost(1.0, source.num_rows, source.row_bytes) / (source.row_bytes + 8)
         pairs = zip(demand.probability.tolist(), demand.count.tolist(), strict=True)
         bins += [(p * worth, name, count) for p, count in pairs if p > 0]
-    kept = dict.fromkeys(types, 0)
+    kept = dict.fromkeys(sources, 0)
     for _, name, count in sorted(bins, key=lambda one: -one[0]):
-        cost = types[name][0].row_bytes + 8
+        cost = sources[name].row_bytes + 8
         taken = min(count, max(0, room) // cost)
         kept[name] += taken
         room -= taken * cost
     return kept
-
-
-def _filled(
-    sources: Mapping[str, DiskFeatures], ids: dict[str, NDArray[np.int64]], ledger: Ledger
-) -> dict[str, FeatureCache]:
-    """Make the caches, giving the ids of each back when it is full."""
-    return {name: FeatureCache(source, ids.pop(name), ledger) for name, source in sources.items()}

@@ -14,6 +14,15 @@ def export(
     what: Annotated[
         Literal["nodes", "edges"], typer.Option(help="One row a node, or one an edge.")
     ] = "nodes",
+    kind: Annotated[
+        str | None,
+        typer.Option(
+            "--type",
+            metavar="TYPE",
+            show_default="the one with labels",
+            help="Of several types: author, or author-writes-paper.",
+        ),
+    ] = None,
     rows: Annotated[
         Path | None,
         typer.Option(metavar="FILE.npy", help="One row a node to write, as gnnx infer makes them."),
@@ -26,6 +35,8 @@ def export(
     from gnnx.export import export as write
 
     with gnnx.open(dataset, memory=memory) as opened:
-        count = write(opened, out, what=what, rows=rows)
+        count = write(opened, out, what=what, kind=kind, rows=rows)
     document = {"dataset": str(dataset), "out": str(out), "what": what, "num_rows": count}
+    if kind is not None:
+        document["type"] = kind
     return Answer(document, facts("table", document))

@@ -213,17 +213,15 @@ def train(
             "model": config,
             "options": {**options, "epochs": epochs, "bf16": bf16},
         }
-        plan = None if opened.is_typed and not dry_run else trainer.plan()
-        if dry_run and plan is not None:
+        plan = trainer.plan()
+        if dry_run:
             return Answer(document | {"plan": dataclasses.asdict(plan)}, plan_table(plan, None))
         observe = _observers(log, log_dir, append=resume)
         with contextlib.nullcontext() if trace is None else Trace(trace) as spans:
             result = trainer.fit(
                 epochs, resume=resume, progress=report, observe=observe, trace=spans
             )
-    tables = [epochs_table(result.epochs, metric), _totals(result)]
-    if plan is not None:
-        tables.insert(1, plan_table(plan, result))
+    tables = epochs_table(result.epochs, metric), plan_table(plan, result), _totals(result)
     return Answer(document | result.as_dict(), Group(*tables))
 
 

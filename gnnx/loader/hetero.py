@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from typing import TYPE_CHECKING, Any, Literal
 
-from gnnx.cache import HeteroAhead, HeteroDemands, HeteroFeatures, arrange_typed
+from gnnx.cache import HeteroAhead, HeteroDemands, arrange_typed, decide_typed
 from gnnx.graph import HeteroBatch
 from gnnx.loader.engine import Loader
 from gnnx.memory import Tier
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     import torch
     from numpy.typing import NDArray
 
+    from gnnx.cache import HeteroDecision, HeteroFeatures
     from gnnx.graph import EdgeType
     from gnnx.loader.seeds import Split
     from gnnx.store import Dataset
@@ -79,6 +80,7 @@ class HeteroLoader(Loader):
         timeout_s: float = 300.0,
     ) -> None:
         self.fanouts_by_type = fanouts_by_type(fanouts, list(dataset.graphs))
+        self._decision: HeteroDecision | None = None
         super().__init__(
             dataset,
             (),
@@ -110,17 +112,42 @@ class HeteroLoader(Loader):
             edge_ids=edge_ids,
         )
 
-    def _arrange(self) -> Any:
-        demands = HeteroDemands(
-            seeds=self._seeds.source,
-            seeds_bytes=self._seeds.num_bytes,
-            fanouts=self.fanouts_by_type,
-            batch_size=self.batch_size,
-            num_batches=max(1, self.prefetch),
-            keep_rows=self.cache is not None,
+    def alone(self) -> HeteroLoader:
+        """Make a loader of the same batches, one at a time, that keeps nothing in memory."""
+        return HeteroLoader(
+            self.dataset,
+            self.fanouts_by_type,
+            self.batch_size,
+            split=self._split,
+            seed=self.seed,
+            shuffle=self.shuffle,
+            drop_last=self.drop_last,
+            edge_ids=self._edge_ids,
+            cache=None,
+            prefetch=0,
+            device=self.device,
+            timeout_s=self.timeout_s,
         )
-        features, keep_seeds = arrange_typed(self.dataset, demands)
-        if keep_seeds:
+
+    @property
+    def decision(self) -> HeteroDecision:
+        """What memory is used for; made when first asked for, then kept."""
+        if self._decision is None:
+            demands = HeteroDemands(
+                seeds=self._seeds.source,
+                seeds_bytes=self._seeds.num_bytes,
+                fanouts=self.fanouts_by_type,
+                batch_size=self.batch_size,
+                num_batches=max(1, self.prefetch),
+                keep_rows=self.cache is not None,
+            )
+            self._decision = decide_typed(self.dataset, demands)
+        return self._decision
+
+    def _arrange(self) -> Any:
+        decision = self.decision
+        features = arrange_typed(self.dataset, decision)
+        if decision.shared.seeds:
             self._seeds.keep(self._ledger)
         return features
 

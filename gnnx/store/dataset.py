@@ -169,11 +169,7 @@ class Dataset:
         UsageError
             There is no such type.
         """
-        if node_type not in self.manifest.nodes:
-            raise UsageError(
-                f"{self.path}: no node type {node_type!r}", f"Choose from {self.node_types}."
-            )
-        name = f"nodes/{node_type}/x"
+        name = f"nodes/{self._known(node_type)}/x"
         if name in self.manifest.arrays:
             return self.array(name)
         return ConstantFeatures(self.manifest.nodes[node_type].count, self.ledger)
@@ -259,7 +255,11 @@ class Dataset:
     @property
     def keys(self) -> Keys:
         """What the input called the nodes: ids to keys, and keys to ids."""
-        return open_keys(self.path, self.manifest, self.target)
+        return self.keys_of(self.target)
+
+    def keys_of(self, node_type: str) -> Keys:
+        """Keys of the nodes of any type; UsageError where there is no such type."""
+        return open_keys(self.path, self.manifest, self._known(node_type))
 
     @property
     def class_names(self) -> list[str] | None:
@@ -325,6 +325,13 @@ class Dataset:
         if last in {"train", "val", "test"}:
             return 0, kind.count
         return (-1, kind.num_classes) if last == "y" and kind.num_classes else None
+
+    def _known(self, node_type: str) -> str:
+        if node_type not in self.manifest.nodes:
+            raise UsageError(
+                f"{self.path}: no node type {node_type!r}", f"Choose from {self.node_types}."
+            )
+        return node_type
 
     def _edge_type(self) -> EdgeType:
         if self.is_typed or not self.edge_types:

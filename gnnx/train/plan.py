@@ -1,7 +1,7 @@
 """What a training is going to hold and read, before it does: bytes by tier, traffic, time.
 
-N rows of F bytes. Sizes come from the same functions that share the memory out when training
-begins; what depends on the machine is timed on a few batches.
+N rows of F bytes, of each node type that has features. Sizes come from the same functions that
+share the memory out when training begins; what depends on the machine is timed on a few batches.
 """
 
 from __future__ import annotations
@@ -18,16 +18,19 @@ from gnnx import inference, threads
 from gnnx.cache import decide, forecast, held_bytes
 from gnnx.errors import ResourceError
 from gnnx.inference.pieces import piece_bytes
+from gnnx.loader import HeteroLoader
 from gnnx.memory import Tier, available_bytes, format_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from torch import nn
 
-    from gnnx.graph import MiniBatch
+    from gnnx.cache import Demand, Forecast, HostPlan, Strategy
+    from gnnx.cache.strategy import Kind
     from gnnx.loader import Loader
-    from gnnx.store import Dataset
+    from gnnx.memory import Ledger
+    from gnnx.store import DiskFeatures
 
 _TIMED_STEPS = 4  # the first one compiles kernels and does not count
 _TRIED_STEPS = 12  # batches are not of one size: the largest of so many is near the largest of all
@@ -53,9 +56,9 @@ class Plan:
     steps_per_window: int
     """Batches of a window, at most."""
     rows_kept: int
-    """Rows that stay in memory."""
+    """Rows that stay in memory, of all types."""
     num_rows: int
-    """N."""
+    """N, of all types that have features."""
     num_steps: int
     """Batches of an epoch."""
     rows_requested: int
@@ -119,9 +122,76 @@ def check_memory(model: nn.Module, *, num_states: int = 2) -> None:
         )
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Table:
+    """Features of a node type, or of all nodes, and how they are going to be read."""
+
+    source: DiskFeatures
+    strategy: Strategy
+    demand: Demand | None
+    """None where all rows stay, or where nothing is ranked."""
+
+    def num_bytes(self) -> int:
+        return self.source.num_rows * self.source.row_bytes
+
+    def held_bytes(self) -> int:
+        return held_bytes(self.strategy, self.source.num_rows, self.source.row_bytes)
+
+    def traffic(self, num_steps: int, gap_bytes: int) -> Forecast:
+        source = self.source
+        assert self.demand is not None  # the caller has looked
+        return forecast(
+            self.demand, self.strategy, source.num_rows, source.row_bytes, num_steps, gap_bytes
+        )
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Decided:
+    """What a training is going to use HOST memory for."""
+
+    shared: HostPlan
+    topology: int
+    """Bytes of the graph that stay, pages included."""
+    tables: tuple[_Table, ...]
+    """None where no type has features."""
+
+    @property
+    def kind(self) -> Kind:
+        """How rows are read, which is one way where there are several tables."""
+        return self.tables[0].strategy.kind if self.tables else "rows"
+
+    @property
+    def steps(self) -> int:
+        """Batches of a window, at most."""
+        return self.tables[0].strategy.steps if self.tables else 1
+
+
+def _decide(loader: Loader) -> _Decided:
+    """Decide as training will, and keep the part of the graph that is going to be kept."""
+    dataset = loader.dataset
+    if isinstance(loader, HeteroLoader):
+        typed = loader.decision
+        demands = typed.demands or dict.fromkeys(typed.sources)
+        tables = tuple(
+            _Table(source, typed.strategies[name], demands[name])
+            for name, source in typed.sources.items()
+        )
+        return _Decided(typed.shared, typed.shared.topology, tables)
+    decision = decide(dataset, loader.demands)
+    shared, pages = decision.shared, decision.pages
+    table = _Table(dataset.features, decision.strategy, decision.demand)
+    del decision  # the scores' bytes
+    dataset.graph.pin(shared.topology)
+    topology = shared.topology
+    if pages is not None:
+        dataset.graph.keep_pages(pages)
+        topology += dataset.graph.page_bytes(len(pages))
+    return _Decided(shared, topology, (table,))
+
+
 def make_plan(
     loader: Loader, model: nn.Module, optimizer: torch.optim.Optimizer,
-    step: Callable[[nn.Module, MiniBatch], Any],
+    step: Callable[[nn.Module, Any], Any],
 ) -> Plan:  # fmt: skip
     """Plan an epoch: decide as training will, and time a few batches.
 
@@ -146,42 +216,39 @@ def make_plan(
     BudgetError
         Not even one batch fits.
     """
-    dataset, source = loader.dataset, loader.dataset.features
-    ledger, demands, num_steps = dataset.ledger, loader.demands, len(loader)
-    decision = decide(dataset, demands)
-    shared, strategy, demand = decision.shared, decision.strategy, decision.demand
-    pages = decision.pages
-    del decision  # the scores' bytes
-    dataset.graph.pin(shared.topology)
-    topology = shared.topology
-    if pages is not None:
-        dataset.graph.keep_pages(pages)
-        topology += dataset.graph.page_bytes(len(pages))
-    batches = _rehearse(loader, model, step)
+    dataset, num_steps = loader.dataset, len(loader)
+    ledger, decided = dataset.ledger, _decide(loader)
+    shared, tables = decided.shared, decided.tables
+    batches = _rehearse(loader, model, step, tables)
     rows = statistics.mean(batch.num_rows for batch in batches)
     other = statistics.mean(batch.other_bytes for batch in batches)
     if shared.seeds or shared.topology:
-        other = other if dataset.graph.unpinned else 0.0
+        other = other if any(graph.unpinned for graph in dataset.graphs.values()) else 0.0
     requested = round(num_steps * rows)
-    missed, packed, written = requested, 0, 0
+    missed, packed, packed_bytes, written = requested, 0, 0, 0
     read = num_steps * statistics.mean(batch.feature_bytes for batch in batches)
     disk_s = num_steps * statistics.median(batch.read_s for batch in batches)
-    if strategy.num_kept == source.num_rows:
+    if all(table.strategy.num_kept == table.source.num_rows for table in tables):
         missed, read, disk_s = 0, 0.0, 0.0
-    elif demand is not None:
-        gap = dataset.io.gap_bytes
-        traffic = forecast(demand, strategy, source.num_rows, source.row_bytes, num_steps, gap)
-        missed, packed = traffic.rows_from_disk, traffic.rows_from_packs
-        read, written = float(traffic.disk_read_bytes), traffic.disk_written_bytes
-        disk_s = num_steps * strategy.cost_bytes / _bytes_per_s(dataset)
+    elif all(table.demand is not None for table in tables):
+        traffic = [table.traffic(num_steps, dataset.io.gap_bytes) for table in tables]
+        missed, packed = (
+            sum(getattr(one, name) for one in traffic)
+            for name in ("rows_from_disk", "rows_from_packs")
+        )
+        read = float(sum(one.disk_read_bytes for one in traffic))
+        packed_bytes = written = sum(one.disk_written_bytes for one in traffic)
+        cost_bytes = sum(table.strategy.cost_bytes for table in tables)
+        disk_s = num_steps * cost_bytes / _bytes_per_s(max(tables, key=_Table.num_bytes), ledger)
     sample_s, compute_s = (
         num_steps * statistics.median(getattr(batch, name) for batch in batches)
         for name in ("sample_s", "compute_s")
     )
-    sample_s *= 1 if strategy.kind == "rows" else 2  # windows find out first what batches want
+    kind, steps = decided.kind, decided.steps
+    sample_s *= 1 if kind == "rows" else 2  # windows find out first what batches want
     buffers = ledger.owners(Tier.HOST).get("read buffers", 0)
-    lookahead = held_bytes(strategy, source.num_rows, source.row_bytes)
-    kept = strategy.num_kept * source.row_bytes
+    kept = sum(table.strategy.num_kept * table.source.row_bytes for table in tables)
+    lookahead = sum(table.held_bytes() for table in tables)
     num_alive = 1 + loader.prefetch
     parameters = sum(p.numel() * p.element_size() for p in model.parameters())
     states = 1 if isinstance(optimizer, torch.optim.SGD) else 2
@@ -190,19 +257,19 @@ def make_plan(
             "read buffers": buffers,
             "batches in preparation": shared.batches,
             "seeds and labels": shared.seeds,
-            "topology": topology,
+            "topology": decided.topology,
             "feature rows": kept,
-            strategy.kind if strategy.kind != "rows" else "row index": max(0, lookahead - kept),
+            kind if kind != "rows" else "row index": max(0, lookahead - kept),
         },
         host_budget_bytes=ledger.budget.host,
-        device=_device(dataset, num_alive * max(batch.device_bytes for batch in batches)),
+        device=_device(ledger, tables, num_alive * max(batch.device_bytes for batch in batches)),
         device_budget_bytes=ledger.budget.device,
-        disk={"packs": 2 * round(packed / num_steps * strategy.steps) * source.row_bytes},
+        disk={"packs": 2 * round(packed_bytes / num_steps * steps)},
         parameter_bytes=(2 + states) * parameters,
-        strategy=strategy.kind,
-        steps_per_window=strategy.steps,
-        rows_kept=strategy.num_kept,
-        num_rows=source.num_rows,
+        strategy=kind,
+        steps_per_window=steps,
+        rows_kept=sum(table.strategy.num_kept for table in tables),
+        num_rows=sum(table.source.num_rows for table in tables),
         num_steps=num_steps,
         rows_requested=requested,
         rows_from_disk=missed,
@@ -218,11 +285,11 @@ def make_plan(
     )
 
 
-def _device(dataset: Dataset, batches: int) -> dict[str, int]:
+def _device(ledger: Ledger, tables: Sequence[_Table], batches: int) -> dict[str, int]:
     """Bytes of batches and of an evaluation's pieces, which become smaller where a budget is."""
-    limit, source = dataset.ledger.budget.device, dataset.features
-    piece = piece_bytes(dataset.ledger, Tier.DEVICE)
-    pieces = 2 * min(piece, source.num_rows * source.row_bytes)  # one is read while one computes
+    limit = ledger.budget.device
+    piece = piece_bytes(ledger, Tier.DEVICE)
+    pieces = 2 * min(piece, sum(map(_Table.num_bytes, tables)))  # one is read while one computes
     if limit is not None:
         batches, pieces = min(batches, limit), min(pieces, limit)
     return {"batches": batches, "evaluation": pieces}
@@ -262,21 +329,25 @@ def rehearse(loader: Loader, model: nn.Module, device: torch.device) -> None:
 
 
 def _rehearse(
-    loader: Loader, model: nn.Module, step: Callable[[nn.Module, MiniBatch], Any]
+    loader: Loader,
+    model: nn.Module,
+    step: Callable[[nn.Module, Any], Any],
+    tables: Sequence[_Table],
 ) -> list[_Batch]:
     """Take a few steps, one at a time and with every row read from the disk."""
     dataset = loader.dataset
     alone = loader.alone()
     generator, state = torch.get_rng_state(), copy.deepcopy(model)
-    batches, io, file = [], dataset.io, dataset.features.file
+    batches, io, files = [], dataset.io, [table.source.file for table in tables]
     steps = iter(alone)
     try:
         for _ in range(min(_TIMED_STEPS, len(loader))):
-            all_bytes, feature_bytes, busy_s = io.bytes_read, file.bytes_read, io.busy_s
+            all_bytes, busy_s = io.bytes_read, io.busy_s
+            feature_bytes = sum(file.bytes_read for file in files)
             stats = alone.stats
-            sampled_s = stats.sample_s if stats else 0.0
+            sampled_s, requested = (stats.sample_s, stats.rows_requested) if stats else (0.0, 0)
             batch = next(steps)
-            feature_bytes = file.bytes_read - feature_bytes
+            feature_bytes = sum(file.bytes_read for file in files) - feature_bytes
             held = sum(dataset.ledger.owners(Tier.DEVICE).values())
             begin = time.perf_counter()
             step(state, batch)
@@ -284,7 +355,7 @@ def _rehearse(
             assert alone.stats is not None  # a pass is under way
             batches.append(
                 _Batch(
-                    num_rows=len(batch.n_id),
+                    num_rows=alone.stats.rows_requested - requested,
                     device_bytes=held,
                     feature_bytes=feature_bytes,
                     other_bytes=io.bytes_read - all_bytes - feature_bytes,
@@ -300,9 +371,9 @@ def _rehearse(
     return batches[1:] or batches
 
 
-def _bytes_per_s(dataset: Dataset) -> float:
+def _bytes_per_s(table: _Table, ledger: Ledger) -> float:
     """Bytes that the disk streams a second, from places all over the features."""
-    source, ledger = dataset.features, dataset.ledger
+    source = table.source
     free = ledger.free_bytes(Tier.HOST)
     piece_bytes = _PROBE_PIECE if free is None else min(_PROBE_PIECE, free // 4)
     piece = max(1, min(source.num_rows, piece_bytes // max(1, source.row_bytes)))

@@ -215,15 +215,9 @@ class Trainer:
         ------
         BudgetError
             The training does not fit; names the smallest budget with which it does.
-        UsageError
-            The data set has several types.
         """
-        if self.dataset.is_typed:
-            raise UsageError(
-                f"{self.dataset.path}: plans are for graphs of one type", "Train without a plan."
-            )
 
-        def step(model: nn.Module, batch: MiniBatch) -> None:
+        def step(model: nn.Module, batch: MiniBatch | HeteroBatch) -> None:
             model.train()
             self._backward(model, batch)
 
