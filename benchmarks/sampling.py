@@ -1,21 +1,23 @@
 """How fast are blocks made? Seeds a second with the graph in RAM, and where the time goes.
 
-usage: benchmarks/sampling.py [--nodes N --edges E | --dataset FOLDER] [--fanouts 15,10,5] ...
+usage: benchmarks/sampling.py [--nodes N --edges E | --dataset FOLDER] [--fanouts 15,10,5]
+                              [--threads N] [--dgl-python PATH]
 
-Blocks are complete, transpose included. One batch a thread; the median of some repetitions.
+Blocks are complete, transpose included; one batch a thread. Where a Python with DGL is given, its
+classic sampler makes as many blocks of the same graph for the same seeds, in turns with ours: as it
+gives them, and with the two orders of edges that a training step makes of each ("with orders").
 """
 
 from __future__ import annotations
 
-import argparse
 import collections
-import statistics
 import tempfile
 import time
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import sides
 
 import gnnx
 from gnnx import ops, threads
@@ -26,6 +28,29 @@ from gnnx.sample import (
     _kernels,  # noqa: PLC2701 - the stages are its functions
 )
 
+if TYPE_CHECKING:
+    import argparse
+    from collections.abc import Callable
+
+# Runs in a Python that has DGL.
+_DGL = """
+import dgl
+from dgl.dataloading import NeighborSampler
+*paths, batch_size, fanouts = arguments
+indptr, indices, seeds = (torch.from_numpy(np.load(path)) for path in paths)
+graph = dgl.graph(("csc", (indptr, indices.long(), [])), num_nodes=len(indptr) - 1)
+graph.create_formats_()
+sampler = NeighborSampler([int(fanout) for fanout in reversed(fanouts.split(","))])
+
+def case(way):
+    def call():
+        for batch in seeds.split(int(batch_size)):
+            _, _, blocks = sampler.sample(graph, batch)
+            if way == "all":
+                for block in blocks:
+                    block.create_formats_()
+    return call
+"""
 # what a hop calls, in its order
 STAGES = {
     "rows": (gnnx.GraphStore, "rows"),
@@ -38,20 +63,36 @@ STAGES = {
 }
 
 
-def measure(sampler: NeighborSampler, batches: list[Any], repetitions: int) -> tuple[float, float]:
-    """Seeds and edges a second on the pool, medians."""
+def measure(
+    args: argparse.Namespace,
+    clock: Callable[[], float],
+    sampler: NeighborSampler,
+    batches: list[Any],
+    peer: sides.Peer | None,
+) -> None:
+    """Print seeds a second on all threads, and the peer's: medians over the rounds."""
+    num_edges = [0] * len(batches)
 
-    def work(step: int) -> int:
-        return sum(block.num_edges for block in sampler.sample(batches[step], Key(0, 0, step)))
+    def work(step: int) -> None:
+        blocks = sampler.sample(batches[step], Key(0, 0, step))
+        num_edges[step] = sum(block.num_edges for block in blocks)
 
-    seconds = []
-    for _ in range(repetitions + 1):  # the first compiles, and sizes the scratch
-        begin = time.perf_counter()
-        jobs = [threads.submit(work, step) for step in range(len(batches))]
-        num_edges = sum(job.result() for job in jobs)
-        seconds.append(time.perf_counter() - begin)
-    median = statistics.median(seconds[1:])
-    return sum(map(len, batches)) / median, num_edges / median
+    def ours() -> None:
+        if args.clock == "cpu":  # what this thread does is what the clock sees
+            for step in range(len(batches)):
+                work(step)
+        else:
+            for job in [threads.submit(work, step) for step in range(len(batches))]:
+                job.result()
+
+    cases = {"gnnx": sides.timed(ours, clock)}
+    if peer is not None:
+        cases |= {"dgl": lambda: peer.seconds("plain"), "with orders": lambda: peer.seconds("all")}
+    seconds = sides.medians(cases, args.rounds)
+    rates = {name: sum(map(len, batches)) / median for name, median in seconds.items()}
+    rows = [(name, f"{rate:,.0f}", rates["gnnx"] / rate) for name, rate in rates.items()]
+    sides.show(("side", "seeds/s", "gnnx/side"), rows)
+    print(f"gnnx: {sum(num_edges) / seconds['gnnx'] / 1e6:.1f} M edges/s")
 
 
 def profile(sampler: NeighborSampler, batches: list[Any]) -> None:
@@ -80,15 +121,13 @@ def profile(sampler: NeighborSampler, batches: list[Any]) -> None:
 
 def main() -> None:
     """Make the graph, measure, print."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = sides.options(__doc__.splitlines()[0], rounds=5)
     parser.add_argument("--nodes", type=int, default=1_000_000)
     parser.add_argument("--edges", type=int, default=20_000_000)
     parser.add_argument("--dataset", type=Path, help="a prepared one, in place of a made one")
     parser.add_argument("--fanouts", default="15,10,5")
     parser.add_argument("--batch-size", type=int, default=1024)
     parser.add_argument("--batches", type=int, default=40)
-    parser.add_argument("--repetitions", type=int, default=5)
-    parser.add_argument("--threads", default="1,2")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         path = args.dataset or Path(folder) / "community"
@@ -98,17 +137,22 @@ def main() -> None:
         with gnnx.open(path) as dataset:
             dataset.graph.pin(dataset.ledger.free_bytes(gnnx.Tier.HOST) or 0)
             print(dataset.graph)
+            clock = sides.start(args)
             fanouts = [int(fanout) for fanout in args.fanouts.split(",")]
             sampler = NeighborSampler(dataset.graph, fanouts)
             size = min(args.batches * args.batch_size, dataset.num_nodes)
             seeds = permute(np.arange(size), dataset.num_nodes, Key(0))
-            batches = [
-                seeds[begin : begin + args.batch_size] for begin in range(0, size, args.batch_size)
-            ]
-            for count in map(int, args.threads.split(",")):
-                threads.set_num_threads(count)
-                seeds_s, edges_s = measure(sampler, batches, args.repetitions)
-                print(f"{count} threads: {seeds_s:,.0f} seeds/s, {edges_s / 1e6:.1f} M edges/s")
+            batches = np.array_split(seeds, range(args.batch_size, size, args.batch_size))
+            peer = None
+            if args.dgl_python:
+                np.save(Path(folder) / "seeds.npy", seeds)
+                edges = path / "edges" / "node-edge-node"
+                files = edges / "indptr.npy", edges / "indices.npy", Path(folder) / "seeds.npy"
+                words = *map(str, files), str(args.batch_size), args.fanouts
+                peer = sides.Peer(args.dgl_python, _DGL, args.clock, *words)
+            measure(args, clock, sampler, batches, peer)
+            if peer is not None:
+                peer.close()
             profile(sampler, batches)
 
 

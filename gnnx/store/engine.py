@@ -498,8 +498,6 @@ class ReadEngine(Traffic):
         )
         job = Job(file, num_rows, num_chunks, read_chunks, arguments, out, self._disk)
         self._begin_job(job, readers)
-        for traffic in (file, self):
-            traffic.num_rows += num_rows
         return job
 
     def submit_writes(
@@ -557,6 +555,8 @@ class ReadEngine(Traffic):
                 self._disk.begin()
             self._jobs.add(job)
             self._num_jobs[0] = len(self._jobs)
+            for traffic in (job.file, self):
+                traffic.num_rows += job.num_rows
             for _ in range(min(job.num_chunks, self.num_readers)):
                 readers.submit(functools.partial(self._serve, job))
 
