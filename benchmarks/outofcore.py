@@ -18,6 +18,7 @@ machine with other work, times tell less than processor seconds and what the dis
 from __future__ import annotations
 
 import argparse
+import collections
 import concurrent.futures
 import itertools
 import json
@@ -100,15 +101,21 @@ def fetch(path: Path, trace: Path, way: str, budget: int) -> dict[str, Any]:
         def wanted(step: int) -> Any:
             return batches[step].astype(np.int64)
 
-        x = torch.empty((largest, WIDTH))
+        places = [torch.empty((largest, WIDTH)) for _ in range(2)]
         for count in (2, len(batches)):  # the first time compiles kernels
             begin, total, cpu = time.perf_counter(), dataset.io.bytes_read, time.process_time()
             counts, misses, reads = WindowCounts(), features.counts, dataset.io.num_reads
             read = source.file.bytes_read
             ahead = Lookahead(dataset, features, plan, wanted, count, LIMIT_S)
-            for step, rows in enumerate(batches[:count]):
-                ahead.fetch(step, rows.astype(np.int64), x[: len(rows)]).wait()
-                ahead.done(step)
+            under_way: collections.deque[Any] = collections.deque()
+            for step in range(count + 1):  # two batches are brought at a time, as `Loader` does
+                while under_way and (len(under_way) == 2 or not ahead.is_ready(step)):
+                    before, pending = under_way.popleft()
+                    pending.wait()
+                    ahead.done(before)
+                if step < count:
+                    rows, x = batches[step].astype(np.int64), places[step % 2]
+                    under_way.append((step, ahead.fetch(step, rows, x[: len(rows)])))
             counts += ahead.close()
             seconds = time.perf_counter() - begin
             cpu = time.process_time() - cpu

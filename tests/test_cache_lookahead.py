@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 import gnnx
 import oracles
 from conformance import bits, random_table, write_dataset
-from gnnx.cache import FeatureCache, Lookahead, Strategy
+from gnnx.cache import FeatureCache, Lookahead, Strategy, held_bytes
 from gnnx.errors import DataError, RunError
 from gnnx.memory import Tier
 
@@ -188,6 +188,28 @@ def test_packs_read_each_row_of_a_window_once(dataset):
     )
     assert counts.rows_packed == counts.rows_unpacked == 30 * 200
     assert counts.windows == len(spans) == 4
+
+
+@pytest.mark.parametrize("kind", ["windows", "packs"])
+@pytest.mark.parametrize("width", [1, 24, 1000])
+def test_windows_hold_no_more_than_the_plan_says(tmp_path, kind, width):
+    table = random_table(N, (width,), torch.float32)
+    batches = skewed(30, 200)
+    plan = strategy(kind, steps=10, num_rows=700, id_bytes=4 * 2000)
+    with gnnx.open(write_dataset(tmp_path / "graph", x=table), memory="64MiB") as opened:
+        opened.features.read(np.arange(1))
+        kept = FeatureCache(opened.features, np.arange(0), opened.ledger)
+        held = opened.ledger.held_bytes(Tier.HOST)
+        ahead = Lookahead(opened, kept, plan, lambda step: batches[step], 30, 30.0)
+        for step, rows in enumerate(batches):
+            out = torch.zeros(200, width)
+            ahead.fetch(step, rows, out).wait()
+            ahead.done(step)
+            assert np.array_equal(bits(out), bits(table)[rows])
+        ahead.close()
+        # beside it, the rows that a batch misses, with their order
+        most = held_bytes(plan, N, 4 * width) + 200 * 48
+        assert opened.ledger.peak_bytes(Tier.HOST) - held <= most
 
 
 def test_a_batch_that_no_window_holds_reads_for_itself(dataset):

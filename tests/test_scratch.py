@@ -93,6 +93,18 @@ def test_a_full_disk_is_named_before_and_while_writing(dataset, monkeypatch):
             scratch.write(np.arange(10), torch.ones(10, 4))
 
 
+def test_blocks_that_are_not_to_be_had_are_named_at_once(dataset, monkeypatch):
+    def full(*_):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    before = os.listdir("/proc/self/fd")
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    with pytest.raises(ResourceError, match="No space left on device writing 4096 bytes at byte 0"):
+        ScratchFile(dataset, 4096, direct=True)
+    assert dataset.ledger.held_bytes(Tier.DISK) == 0
+    assert os.listdir("/proc/self/fd") == before
+
+
 def test_scratch_avoids_ram_and_counts_it_where_there_is_nothing_else(dataset, monkeypatch):
     ram = Path("/dev/shm")
     if not scratch._in_ram(ram):

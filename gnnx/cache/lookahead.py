@@ -11,6 +11,7 @@ from __future__ import annotations
 import collections
 import concurrent.futures
 import dataclasses
+import gc
 import logging
 import threading
 from typing import TYPE_CHECKING, NamedTuple, Protocol
@@ -225,7 +226,8 @@ class Lookahead:
             while self._spans:
                 self._drop(self._spans.popleft())
             self._error = None  # its traceback holds frames, and they hold rows
-            return self._counts
+        gc.collect()  # as in `_make`, of kernels that the batches had compiled
+        return self._counts
 
     def _drop(self, span: _Span) -> None:
         """Count what a window did and give back what it holds."""
@@ -282,6 +284,8 @@ class Lookahead:
             window.close()
             raise
         self._publish(_Span(begin, end, window))
+        if before is None:  # compiling kernels leaves arrays in cycles, which the next one lacks
+            gc.collect()
         return window
 
     def _new_pool(self) -> Pool | None:

@@ -47,8 +47,10 @@ def pack_bytes(num_rows: int, steps: int, store_rows: int, row_bytes: int) -> in
         Rows of a piece.
     steps
         W, at most.
-    store_rows, row_bytes
-        Of the source.
+    store_rows
+        Rows of the source.
+    row_bytes
+        Of one of them.
 
     Returns
     -------

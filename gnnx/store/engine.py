@@ -517,10 +517,14 @@ class ReadEngine(Traffic):
             Whose name errors have.
         fd
             Descriptor to write to. What direct I/O wants, the caller sees to.
-        at, begin, size
-            (W,) int64. At least one.
+        at
+            (W,) int64, W > 0.
         data
             uint8. Unchanged until the job is done.
+        begin
+            (W,) int64.
+        size
+            (W,) int64.
 
         Returns
         -------

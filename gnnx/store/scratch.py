@@ -20,7 +20,7 @@ from gnnx.memory import Tier
 from gnnx.store.engine import DataFile
 from gnnx.store.features import DiskFeatures
 from gnnx.store.manifest import ArrayEntry
-from gnnx.store.writer import write_all
+from gnnx.store.writer import write_all, write_error
 
 if TYPE_CHECKING:
     import numpy as np
@@ -90,11 +90,21 @@ class ScratchFile:
             finally:
                 self.path.unlink()  # open descriptors keep it, and a killed run leaves nothing
             if direct:
+                self._allocate(num_bytes)
                 with contextlib.suppress(OSError):  # as of a tmpfs
                     flags = fcntl.fcntl(self.fd, fcntl.F_GETFL)
                     fcntl.fcntl(self.fd, fcntl.F_SETFL, flags | os.O_DIRECT)
                     self.is_direct = True
             self._held = held.pop_all()
+
+    def _allocate(self, num_bytes: int) -> None:
+        """Take the blocks at once: direct writes that take some wait for one another."""
+        if not num_bytes:
+            return
+        try:
+            os.posix_fallocate(self.fd, 0, num_bytes)
+        except OSError as error:
+            raise write_error(error, self.path, num_bytes, 0) from error
 
     def __enter__(self) -> Self:
         return self
@@ -111,8 +121,12 @@ class ScratchFile:
         ----------
         begin
             Where the first one begins.
-        num_rows, row_shape, dtype
-            Of the rows.
+        num_rows
+            How many they are.
+        row_shape
+            Shape of a row.
+        dtype
+            Of the elements.
 
         Returns
         -------
@@ -135,10 +149,13 @@ class ScratchFile:
         Parameters
         ----------
         data
-            uint8. At a multiple of 4096, as are all `begin`, `size` and `at`; unchanged until the
-            job is done.
-        at, begin, size
-            (W,) int64, W > 0.
+            uint8. At a multiple of 4096 bytes; unchanged until the job is done.
+        at
+            (W,) int64, W > 0, multiples of 4096.
+        begin
+            (W,) int64, multiples of 4096.
+        size
+            (W,) int64, multiples of 4096.
 
         Returns
         -------
