@@ -67,7 +67,7 @@ class Plan:
     disk_read_bytes: int
     """Read in an epoch: features, packs, and what does not stay of topology, seeds and labels."""
     disk_written_bytes: int
-    """Written to packs in an epoch."""
+    """Written to packs and of draws in an epoch."""
     fill_bytes: int
     """Read before the first epoch to fill the cache."""
     sample_s: float
@@ -91,6 +91,11 @@ class _Batch:
     read_s: float
     sample_s: float
     compute_s: float
+
+    @property
+    def other_read_s(self) -> float:
+        """Of reading, what was not for features."""
+        return self.read_s * self.other_bytes / max(1, self.other_bytes + self.feature_bytes)
 
 
 def check_memory(model: nn.Module, *, num_states: int = 2) -> None:
@@ -150,7 +155,7 @@ def make_plan(
     ledger, demands, num_steps = dataset.ledger, loader.demands, len(loader)
     decision = decide(dataset, demands)
     shared, strategy, demand = decision.shared, decision.strategy, decision.demand
-    pages = decision.pages
+    pages, draws = decision.pages, decision.draws
     del decision  # the scores' bytes
     dataset.graph.pin(shared.topology)
     topology = shared.topology
@@ -162,6 +167,8 @@ def make_plan(
     other = statistics.mean(batch.other_bytes for batch in batches)
     if shared.seeds or shared.topology:
         other = other if dataset.graph.unpinned else 0.0
+    if draws is not None:
+        other = draws.read_bytes
     requested = round(num_steps * rows)
     missed, packed, written = requested, 0, 0
     read = num_steps * statistics.mean(batch.feature_bytes for batch in batches)
@@ -178,6 +185,10 @@ def make_plan(
         num_steps * statistics.median(getattr(batch, name) for batch in batches)
         for name in ("sample_s", "compute_s")
     )
+    if draws is not None:  # in the rehearsal each batch drew for itself, and waited for the disk
+        waited_s = statistics.median(batch.other_read_s for batch in batches)
+        sample_s = max(0.0, sample_s - num_steps * waited_s)
+        disk_s += num_steps * draws.cost_bytes / _bytes_per_s(dataset)
     sample_s *= 1 if strategy.kind == "rows" else 2  # windows find out first what batches want
     buffers = ledger.owners(Tier.HOST).get("read buffers", 0)
     lookahead = held_bytes(strategy, source.num_rows, source.row_bytes)
@@ -191,13 +202,17 @@ def make_plan(
             "batches in preparation": shared.batches,
             "seeds and labels": shared.seeds,
             "topology": topology,
+            "draws": 0 if draws is None else draws.held_bytes,
             "feature rows": kept,
             strategy.kind if strategy.kind != "rows" else "row index": max(0, lookahead - kept),
         },
         host_budget_bytes=ledger.budget.host,
         device=_device(dataset, num_alive * max(batch.device_bytes for batch in batches)),
         device_budget_bytes=ledger.budget.device,
-        disk={"packs": 2 * round(packed / num_steps * strategy.steps) * source.row_bytes},
+        disk={
+            "packs": 2 * round(packed / num_steps * strategy.steps) * source.row_bytes,
+            "draws": 0 if draws is None else 2 * round(draws.steps * draws.written_bytes),
+        },
         parameter_bytes=(2 + states) * parameters,
         strategy=strategy.kind,
         steps_per_window=strategy.steps,
@@ -208,7 +223,8 @@ def make_plan(
         rows_from_disk=missed,
         rows_from_packs=packed,
         disk_read_bytes=round(read + num_steps * other),
-        disk_written_bytes=written,
+        disk_written_bytes=written
+        + (0 if draws is None else round(num_steps * draws.written_bytes)),
         fill_bytes=kept,
         sample_s=sample_s,
         compute_s=compute_s,
