@@ -7,7 +7,8 @@ batch of an epoch wants (fanouts 10,10). Every way of reading is given the same 
 and a memory cgroup of its own, and the ways alternate:
 
 - memmap: np.memmap under MADV_RANDOM, sorted unique ids, ten batches
-- rows: what does not stay in memory is read batch by batch, 128 readers
+- rows: what does not stay in memory is read batch by batch, 4 KiB a row by 128 readers; 50 batches,
+  which are alike
 - windows, packs, auto: as `Loader` has them
 
 Between runs, the disk is measured with plain preadv: large reads in order, and 4 KiB anywhere. On a
@@ -45,10 +46,11 @@ FANOUTS, WIDTH = (10, 10), 128
 BASE = 450 << 20  # interpreter, torch, compiled kernels, the trace and the batch in hand
 SLACK = 64 << 20  # page cache of the files' metadata and of what is being written
 LIMIT_S = 300.0
+NUM_ROWS_BATCHES = 50
 
 
 def make_trace(folder: Path, path: Path, batch_size: int, num_batches: int) -> Path:
-    """Ids that each batch wants, one after the other, and where each begins."""
+    """Ids that each batch wants, one after the other, where each begins, and how likely all are."""
     trace = folder / f"trace-{batch_size}-{num_batches}.npz"
     if not trace.exists():
         with gnnx.open(path) as dataset:
@@ -60,7 +62,9 @@ def make_trace(folder: Path, path: Path, batch_size: int, num_batches: int) -> P
                 places = np.arange(step * batch_size, (step + 1) * batch_size)
                 seeds = train.read(permute(places, train.num_rows, Key(0))).numpy()
                 ids.append(sampler.reach(seeds, Key(0, 0, step)).astype(np.int32))
-            np.savez(trace, ids=np.concatenate(ids), ends=np.cumsum([0, *map(len, ids)]))
+            scores = expected_access(dataset.graph, train, FANOUTS, batch_size)
+            ends = np.cumsum([0, *map(len, ids)])
+            np.savez(trace, ids=np.concatenate(ids), ends=ends, scores=scores)
     return trace
 
 
@@ -70,20 +74,22 @@ def read_trace(trace: Path) -> list[Any]:
     return [ids[a:b] for a, b in itertools.pairwise(ends)]
 
 
-def fetch(path: Path, trace: Path, way: str, budget: int, batch_size: int) -> dict[str, Any]:
+def fetch(path: Path, trace: Path, way: str, budget: int) -> dict[str, Any]:
     """Bring the rows of all batches; runs in a process of its own."""
-    batches = read_trace(trace)
+    batches = read_trace(trace)[: NUM_ROWS_BATCHES if way == "rows" else None]
     with gnnx.open(path, memory=budget, io_threads=128 if way == "rows" else 16) as dataset:
         source, ledger = dataset.features, dataset.ledger
         source.read(np.arange(1))
-        scores = expected_access(dataset.graph, dataset.split("train"), FANOUTS, batch_size)
+        scores = ledger.empty(source.num_rows, np.float32, Tier.HOST, "scores")
+        scores[:] = np.load(trace)["scores"]
         demand = Demand.of(scores)
         largest = max(map(len, batches))
         free = ledger.free_bytes(Tier.HOST) + scores.nbytes
         kinds = {"auto": ("rows", "windows", "packs")}.get(way, (way,))
         shape = source.num_rows, source.row_bytes
         room = free - 2 * 48 * largest
-        gap = dataset.io.gap_bytes = calibrate(source.file, dataset.io, ledger).gap_bytes
+        gap = 0 if way == "rows" else calibrate(source.file, dataset.io, ledger).gap_bytes
+        dataset.io.gap_bytes = gap
         plan = choose(room, demand, *shape, len(batches), gap_bytes=gap, kinds=kinds)
         kept = hottest(scores, min(plan.num_kept, (room - scores.nbytes) // 8), ledger)
         del scores
@@ -198,7 +204,7 @@ def main() -> None:
         if way == "memmap":
             result = fetch_mapped(Path(path), Path(trace))
         else:
-            result = fetch(Path(path), Path(trace), way, int(budget), arguments.batch_size)
+            result = fetch(Path(path), Path(trace), way, int(budget))
         print(json.dumps(result))
         return
     folder = arguments.folder
@@ -222,7 +228,7 @@ def main() -> None:
             budget = file.stat().st_size // share
             for way in arguments.ways:
                 scan, random = raw_rates(file)
-                found = measure(path, trace, way, budget, arguments.batch_size)
+                found = measure(path, trace, way, budget)
                 if found is not None:
                     times.setdefault((share, way), []).append(found["ms"])
                 print(
@@ -239,15 +245,15 @@ def main() -> None:
         print(f"/{share} {way}: {statistics.median(values):.0f} ms a batch, {ratios}")
 
 
-def measure(path: Path, trace: Path, way: str, budget: int, batch_size: int) -> Any:
-    command = [sys.executable, __file__, "-", "--batch-size", str(batch_size)]
-    command += ["--run", str(path), str(trace), way, str(budget)]
+def measure(path: Path, trace: Path, way: str, budget: int) -> Any:
+    command = [sys.executable, __file__, "-", "--run", str(path), str(trace), way, str(budget)]
     try:
         done = cgroup.run_limited(command, BASE + SLACK + budget, LIMIT_S)
     except subprocess.TimeoutExpired:
         return None
     if done.returncode:
         sys.exit(f"{way} at {format_bytes(budget)} ended with {done.returncode}:\n{done.stderr}")
+    print(done.stderr, end="", file=sys.stderr)  # warnings
     return json.loads(done.stdout)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import sys
+import threading
 from typing import TYPE_CHECKING, NoReturn
 
 if TYPE_CHECKING:
@@ -27,6 +28,16 @@ def meet() -> None:
 def were_met() -> bool:
     """Whether there was a request: an extension that is being imported makes it another error."""
     return bool(_met)
+
+
+def check() -> None:
+    """Raise KeyboardInterrupt again where somebody has swallowed it.
+
+    Modules that try what they can import, and expect any error, do so: the first second of a
+    command is spent among them. Called by the main thread while it works, and when it has done so.
+    """
+    if _met and threading.current_thread() is threading.main_thread():
+        raise KeyboardInterrupt
 
 
 def _interrupt(number: int, _frame: object) -> NoReturn:

@@ -1,7 +1,5 @@
 """The way to read rows is chosen within the room, and costs no more where there is more room."""
 
-import itertools
-
 import numpy as np
 import pytest
 from hypothesis import given
@@ -69,12 +67,12 @@ def test_where_all_fits_all_stays(case, row_bytes, num_steps):
 
 
 @given(st.integers(1, 500), st.integers(0, 2000))
-def test_windows_cover_an_epoch_and_grow(steps, num_steps):
+def test_windows_cover_an_epoch_in_equal_parts(steps, num_steps):
     cover = list(lengths(steps, num_steps))
     assert sum(cover) == num_steps
+    assert len(cover) == -(-num_steps // steps)
     assert all(1 <= length <= steps for length in cover)
-    assert all(b <= 4 * a for a, b in itertools.pairwise(cover))
-    assert cover[:-1] == sorted(cover[:-1])
+    assert max(cover, default=0) - min(cover, default=0) <= 1
 
 
 def test_bins_keep_the_sums_of_scores():

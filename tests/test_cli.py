@@ -9,6 +9,7 @@ import re
 import signal
 import subprocess
 import sys
+import textwrap
 import time
 from pathlib import Path
 
@@ -269,6 +270,35 @@ def test_interrupt_while_it_starts_is_130(delay_s):
     assert b"Traceback" not in err
 
 
+@pytest.mark.parametrize("quiet", [True, False])
+def test_an_interrupt_that_an_import_swallows_is_130(quiet):
+    """Modules of others try what they can import, and expect any error."""
+    swallow = (
+        "try:\n"
+        "    os.kill(os.getpid(), signal.SIGINT); time.sleep(9)\n"
+        "except BaseException:\n"
+        "    pass\n"
+    )
+    work = f"with progress.shown(quiet={quiet}) as show:\n    while True: show('work', 1, 2)\n"
+    for rest in (work, "answer = Answer({}, '')\n"):
+        code = (
+            "import os, signal, time\n"
+            "import typer\n"
+            "from gnnx import __main__, cli\n"
+            "from gnnx.cli import progress\n"
+            "from gnnx.cli.frame import Answer, Json, guarded\n"
+            "def verb(as_json: Json = False):\n"
+            + textwrap.indent(swallow + rest + "return answer\n", "    ")
+            + "cli.app = typer.Typer(pretty_exceptions_enable=False)\n"
+            "cli.app.command()(guarded(verb))\n"
+            "__main__.main()\n"
+        )
+        words = [sys.executable, "-c", code]
+        done = subprocess.run(words, capture_output=True, timeout=60, check=False, text=True)
+        assert (done.returncode, done.stdout) == (130, ""), done.stderr
+        assert "Traceback" not in done.stderr
+
+
 def test_interrupt_in_an_exec_is_130():
     """Python kills itself by SIGINT at its end where an `exec` was interrupted, met or not."""
     code = (
@@ -420,9 +450,10 @@ def test_terminal_gets_a_bar_and_a_pipe_does_not():
     assert done.returncode == piped.returncode == 0
 
 
-def test_quiet_progress_is_none():
+def test_quiet_progress_shows_nothing(capsys):
     with progress.shown(quiet=True) as report:
-        assert report is None
+        report("work", 1, 2)
+    assert capsys.readouterr() == ("", "")
 
 
 def test_compact_numbers():

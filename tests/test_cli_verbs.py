@@ -314,6 +314,13 @@ def test_keys_go_through_every_verb(tmp_path):
     assert run("export", graph, tmp_path / "e.xls", code=2)["error"]["kind"] == "UsageError"
 
 
+def test_infer_names_the_suffixes_it_writes(graph, tmp_path):
+    out = tmp_path / "out.txt"
+    error = run("infer", graph, "--checkpoint", tmp_path, "--out", out, code=2)["error"]
+    assert error["cause"] == f"{out}: outputs are written as .npy, .parquet or .csv"
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_infer_without_checkpoint(graph, tmp_path):
     out = tmp_path / "logits.npy"
     error = run("infer", graph, "--checkpoint", tmp_path, "--out", out, code=3)["error"]
@@ -444,9 +451,15 @@ def cpu_seconds(pid: int) -> float:
 
 
 @pytest.mark.parametrize("signal_number", [signal.SIGINT, signal.SIGTERM])
-@pytest.mark.parametrize("verb", ["synth", "train"])
-def test_interrupt_ends_soon_and_leaves_nothing(graph, tmp_path, verb, signal_number):
+@pytest.mark.parametrize("verb", ["prepare", "synth", "train"])
+def test_interrupt_ends_soon_and_leaves_nothing(
+    graph, tmp_path, tmp_path_factory, verb, signal_number
+):
+    edges = tmp_path_factory.mktemp("edges") / "edges.npy"
+    # zeros that the file system need not keep
+    np.lib.format.open_memmap(edges, "w+", np.int32, (1 << 27, 2))
     words = {
+        "prepare": ["prepare", edges, tmp_path / "made", "--num-nodes", 1],
         "synth": ["synth", tmp_path / "made", "--nodes", 2_000_000, "--edges", 100_000_000],
         "train": ["train", graph, *TRAIN, "--epochs", 1_000_000],
     }

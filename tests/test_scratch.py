@@ -15,7 +15,7 @@ import gnnx
 from gnnx.errors import BudgetError, ResourceError
 from gnnx.memory import Budget, Ledger, Tier
 from gnnx.prepare import synth
-from gnnx.store import Dataset, ScratchRows, scratch
+from gnnx.store import Dataset, ScratchFile, ScratchRows, scratch
 
 
 @pytest.fixture(scope="module")
@@ -44,13 +44,18 @@ def test_rows_come_back_as_written(dataset, num_rows, width, dtype, seed):
         assert torch.equal(scratch.read(shuffled), values[torch.from_numpy(shuffled)])
 
 
-def test_ranges_are_written_in_any_order(dataset):
-    values = torch.randn(1000, 7)
-    with ScratchRows(dataset, 1000, (7,), torch.float32) as scratch:
-        for first in (600, 0, 130, 999, 40):
-            end = {600: 999, 0: 40, 130: 600, 999: 1000, 40: 130}[first]
-            scratch.write_range(first, values[first:end])
-        assert torch.equal(scratch.read(np.arange(1000)), values)
+@pytest.mark.parametrize("folder", ["/var/tmp", "/dev/shm"])  # with direct I/O, and without
+def test_blocks_are_written_by_the_readers_and_read_as_rows(dataset, monkeypatch, folder):
+    monkeypatch.setattr(scratch, "_folder", lambda: (Path(folder), Tier.DISK))
+    monkeypatch.setattr(scratch, "_DIRTY_BYTES", 1)
+    values = torch.randn(4 * 1024)
+    raw = dataset.ledger.empty(16384, np.uint8, Tier.HOST, "test", align=4096)
+    raw[:] = values.view(torch.uint8).numpy()
+    at, begin, size = np.array([[8192, 0, 12288], [8192, 0, 12288], [4096, 8192, 4096]])
+    with ScratchFile(dataset, 16384, direct=True) as file:
+        file.write(raw, at, begin, size).wait(10)
+        rows = file.rows(4096, 400, (7,), torch.float32)
+        assert torch.equal(rows.read(np.arange(400)).view(-1), values[1024:3824])
 
 
 def test_nothing_stays_behind(dataset, tmp_path, monkeypatch):
@@ -100,3 +105,15 @@ def test_scratch_avoids_ram_and_counts_it_where_there_is_nothing_else(dataset, m
         assert dataset.ledger.owners(Tier.HOST)["scratch"] == 160
         assert dataset.ledger.held_bytes(Tier.DISK) == 0
     assert "scratch" not in dataset.ledger.owners(Tier.HOST)
+
+
+def test_a_full_disk_is_named_by_those_who_write(dataset):
+    if not Path("/dev/full").exists():
+        pytest.skip("there is no /dev/full")
+    raw = dataset.ledger.empty(4096, np.uint8, Tier.HOST, "test", align=4096)
+    with ScratchFile(dataset, 4096) as file, Path("/dev/full").open("r+b", buffering=0) as full:
+        file.fd, fd = full.fileno(), file.fd
+        job = file.write(raw, *np.array([[0], [0], [4096]]))
+        with pytest.raises(ResourceError, match="No space left on device writing 4096 bytes at"):
+            job.wait(10)
+        file.fd = fd

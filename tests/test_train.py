@@ -272,13 +272,25 @@ def test_a_checkpoint_of_other_settings_is_refused(folder, tmp_path):
         same = {"fanouts": FANOUTS, "batch_size": 128, "seed": 5, "checkpoint": tmp_path}
         with pytest.raises(UsageError, match=r"model was .*'hidden_features': 16"):
             Trainer(wider, dataset, **same).fit(2, resume=True)
-        make(dataset, checkpoint=tmp_path, schedule="cosine").fit(1)
+        other = {"checkpoint": tmp_path / "cosine", "schedule": "cosine"}
+        make(dataset, **other).fit(1)
         with pytest.raises(UsageError, match="total_steps was"):
-            make(dataset, checkpoint=tmp_path, schedule="cosine").fit(2, resume=True)
+            make(dataset, **other).fit(2, resume=True)
         with pytest.raises(UsageError, match="--checkpoint"):
             make(dataset).fit(1, resume=True)
         with pytest.raises(UsageError, match="0 epochs"):
             make(dataset).fit(0)
+
+
+def test_a_checkpoint_is_not_overwritten_by_a_training_from_the_start(folder, tmp_path):
+    with gnnx.open(folder, memory="64MiB") as dataset:
+        make(dataset, checkpoint=tmp_path).fit(1)
+        before = (tmp_path / "checkpoint.pt").read_bytes()
+        with pytest.raises(UsageError) as caught:
+            make(dataset, checkpoint=tmp_path).fit(1)
+    assert caught.value.cause == f"{tmp_path}: holds the state of a training already"
+    assert "--resume" in caught.value.remedy
+    assert (tmp_path / "checkpoint.pt").read_bytes() == before
 
 
 def test_weights_of_another_model_of_the_user_s_own_are_refused(folder, tmp_path):

@@ -10,6 +10,7 @@ debian-packages wants the lists that `apt-get update` leaves, wordnet downloads 
 Debian's (6 MB): without apt they are left out, unless they are named.
 """
 
+import argparse
 import json
 import shutil
 import statistics
@@ -128,10 +129,18 @@ def measure(name: str, data: Path, folder: Path) -> float:
 
 
 def main() -> int:
-    data, *names = sys.argv[1:] or ["../shared/data"]
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("data", type=Path, nargs="?", default=Path("../shared/data"))
+    parser.add_argument("sets", metavar="SET", nargs="*", help=", ".join(SETS))
+    args = parser.parse_args()
+    for name in args.sets:
+        if name not in SETS:
+            parser.error(f"no set {name!r}: there are {', '.join(SETS)}")
     with tempfile.TemporaryDirectory() as folder:
-        chosen = names or [n for n in SETS if not SETS[n].make or shutil.which("apt-get")]
-        means = {n: measure(n, Path(data), Path(folder)) for n in chosen}
+        chosen = args.sets or [n for n in SETS if not SETS[n].make or shutil.which("apt-get")]
+        means = {n: measure(n, args.data, Path(folder)) for n in chosen}
     return int(any(mean < SETS[name].bar for name, mean in means.items()))
 
 

@@ -19,6 +19,7 @@ from gnnx.cache.packs import PackedWindow
 from gnnx.cache.staging import Pool, StagedWindow
 from gnnx.cache.strategy import lengths
 from gnnx.errors import ResourceError, RunError
+from gnnx.store import DiskFeatures
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -243,10 +244,10 @@ class Lookahead:
         try:
             pool = self._new_pool()
             window = None
-            for steps in lengths(self._strategy.steps, self._num_steps - self._num_covered):
-                end = self._num_covered + steps
-                while self._num_covered < end and self._may_begin():
-                    window = self._make(self._num_covered, end, window, pool)
+            while self._num_covered < self._num_steps and self._may_begin():
+                left = self._num_steps - self._num_covered
+                end = self._num_covered + next(lengths(self._strategy.steps, left))
+                window = self._make(self._num_covered, end, window, pool)
         except ResourceError as error:  # batches can do without windows
             _log.warning("No windows for the rest of the epoch: %s", error.cause)
             self._publish(_Span(self._num_covered, self._num_steps, None))
@@ -297,9 +298,11 @@ class Lookahead:
         if pool is not None:
             last = before if isinstance(before, StagedWindow) else None
             return StagedWindow(pool, plan.id_bytes, last)
+        assert isinstance(features.source, DiskFeatures)  # packs are for rows on disk
         return PackedWindow(
-            self._dataset, features.source, plan.num_rows, plan.id_bytes, lambda: self._stopped
-        )
+            self._dataset, features.source, plan.steps, plan.num_rows, plan.id_bytes,
+            lambda: self._stopped,
+        )  # fmt: skip
 
     def _missing(self, step: int) -> NDArray[np.int64]:
         """Rows of a step that do not stay."""

@@ -25,7 +25,7 @@ import numpy as np
 
 from gnnx.cache import _kernels
 from gnnx.cache.features import overhead_bytes
-from gnnx.cache.rows import index_bytes
+from gnnx.cache.packs import pack_bytes
 from gnnx.cache.staging import MOST_STEPS, pool_bytes
 from gnnx.store import GAP_BYTES
 
@@ -41,12 +41,9 @@ PACK_COST = 3.0
 """A byte written and read back costs as much as so many bytes streamed: writes are slower."""
 # Sampling a batch once more must be worth it.
 _GAIN = 0.75
-_SPREAD = 1.1  # a window's rows beside those expected
+_SPREAD = 1.03  # a window's rows beside those expected; where they are more, it is shorter
 _NUM_BINS = 1 << 11
-_LARGEST_PIECE, _SMALLEST_PIECE = 8 << 20, 64 << 10
-_FIRST_STEPS, _GROWTH = 4, 4
-NUM_PIECES = 3
-"""Buffers of a packing: two that are read in turn, one that is written from."""
+_LARGEST_PIECE, _SMALLEST_PIECE = 16 << 20, 64 << 10
 
 
 @dataclasses.dataclass(frozen=True)
@@ -153,17 +150,16 @@ def held_bytes(strategy: Strategy, num_rows: int, row_bytes: int) -> int:
     held += overhead_bytes(num_rows)
     if strategy.kind == "windows":
         return held + pool_bytes(strategy.num_rows, num_rows, row_bytes) + 2 * strategy.id_bytes
-    piece = NUM_PIECES * strategy.num_rows * (row_bytes + 8)
-    return held + strategy.id_bytes + piece + index_bytes(num_rows)
+    pieces = pack_bytes(strategy.num_rows, strategy.steps, num_rows, row_bytes)
+    return held + strategy.id_bytes + pieces
 
 
 def lengths(steps: int, num_steps: int) -> Iterator[int]:
-    """Batches of the windows of an epoch: nothing hides the first one, so that they grow."""
-    length = min(steps, max(_FIRST_STEPS, steps // _GROWTH**2))
-    while num_steps > 0:
-        yield min(length, num_steps)
+    """Batches of the windows of an epoch: as few windows as there can be, of about one length."""
+    for left in range(-(-num_steps // steps), 0, -1):
+        length = -(-num_steps // left)
+        yield length
         num_steps -= length
-        length = min(_GROWTH * length, steps)
 
 
 def read_cost(count: float, num_rows: int, row_bytes: int, gap_bytes: int = GAP_BYTES) -> float:
@@ -175,8 +171,9 @@ def read_cost(count: float, num_rows: int, row_bytes: int, gap_bytes: int = GAP_
 
 
 def candidates(num_steps: int) -> list[int]:
-    """Lengths of windows to try: a third apart, and the whole epoch."""
-    tried = {2**k * m // 2 for k in range(1, 16) for m in (2, 3)} | {num_steps}
+    """Lengths of windows to try: each number of windows up to 32, then an eighth apart."""
+    tried = {-(-num_steps // count) for count in range(1, 33)}
+    tried |= {2**k * m // 8 for k in range(1, 16) for m in range(8, 16)}
     return sorted(steps for steps in tried if 2 <= steps <= num_steps)
 
 
@@ -230,14 +227,13 @@ def _windows(case: _Case, steps: int) -> Strategy | None:
 def _packs(case: _Case, steps: int, disk_bytes: int | None) -> Strategy | None:
     demand, kept_bytes = case.demand, case.row_bytes + 8
     piece_bytes = min(_LARGEST_PIECE, max(_SMALLEST_PIECE, case.room // 16))
-    piece = min(case.num_rows, max(1, piece_bytes // kept_bytes))
-    fixed = overhead_bytes(case.num_rows) + index_bytes(case.num_rows)
-    room = case.room - fixed - NUM_PIECES * piece * kept_bytes
+    piece = max(1, piece_bytes // kept_bytes)
+    room = case.room - overhead_bytes(case.num_rows) - pack_bytes(piece, steps, *case.shape)
     kept = _most(demand, room, kept_bytes, steps * case.ids)
     if kept is None:
         return None
     batch_bytes = case.row_bytes * _at(demand, kept, demand.beyond(1))
-    if disk_bytes is not None and 2 * _SPREAD * steps * batch_bytes > disk_bytes:
+    if disk_bytes is not None and 2 * steps * (_SPREAD * batch_bytes + _BLOCK) > disk_bytes:
         return None
     cost = _window_cost(case, kept, steps, carried=False) + PACK_COST * batch_bytes
     return Strategy("packs", kept, steps, piece, room - kept * kept_bytes, cost)

@@ -103,6 +103,7 @@ def guarded(verb: Callable[..., Answer]) -> Callable[..., None]:
         try:
             with _logging(quiet=options.get("quiet", True)):
                 answer = verb(*args, **options)
+            interrupts.check()
         except (BrokenPipeError, typer.Exit):
             raise
         except Exception as error:

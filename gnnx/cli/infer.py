@@ -48,6 +48,11 @@ def infer(
     from gnnx.store import smallest_named
     from gnnx.train import load_checkpoint
 
+    if out.suffix not in {".npy", *export.SUFFIXES}:
+        raise UsageError(
+            f"{out}: outputs are written as .npy, .parquet or .csv",
+            "Give --out a name that ends in one of them.",
+        )
     set_threads(threads)
     check_device(device)
     state = load_checkpoint(checkpoint)

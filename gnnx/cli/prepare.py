@@ -124,6 +124,7 @@ def prepare(
             edge_time=edge_time,
             undirected=undirected,
             self_loops=self_loops,
+            root=root,
             memory=memory,
         )
         return _forecast(told)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from rich.progress import BarColumn, Progress, ProgressColumn, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
+from gnnx import interrupts
 from gnnx.cli.frame import stderr
 
 if TYPE_CHECKING:
@@ -23,7 +24,7 @@ LINE_INTERVAL_S = 5.0  # between plain lines: a log of a long run stays short
 
 
 @contextlib.contextmanager
-def shown(*, quiet: bool) -> Iterator[Report | None]:
+def shown(*, quiet: bool) -> Iterator[Report]:
     """Show progress on stderr by a callback ``(stage, done, total)`` while the context lasts.
 
     Parameters
@@ -33,11 +34,12 @@ def shown(*, quiet: bool) -> Iterator[Report | None]:
 
     Yields
     ------
-    callable or None
-        May be called from any thread, as often as the work likes; None where quiet.
+    callable
+        May be called from any thread, as often as the work likes. Raises KeyboardInterrupt where a
+        request to end was swallowed.
     """
     if quiet:
-        yield None
+        yield _silent
     elif stderr.is_terminal:
         columns = (
             TextColumn("{task.description}"),
@@ -50,6 +52,10 @@ def shown(*, quiet: bool) -> Iterator[Report | None]:
             yield _Bars(bars)
     else:
         yield Lines()
+
+
+def _silent(_stage: str, _done: int, _total: int) -> None:
+    interrupts.check()
 
 
 class Lines:
@@ -65,6 +71,7 @@ class Lines:
 
     def __call__(self, stage: str, done: int, total: int) -> None:
         """Print a line, unless the last one is too recent."""
+        interrupts.check()
         with self._lock:
             now = self._clock()
             if stage != self._stage:
@@ -89,6 +96,7 @@ class _Bars:
         self._tasks: dict[str, TaskID] = {}
 
     def __call__(self, stage: str, done: int, total: int) -> None:
+        interrupts.check()
         with self._lock:
             task = self._tasks.get(stage)
             if task is None:

@@ -16,9 +16,10 @@ import pyarrow.compute as pc
 from gnnx.errors import DataError
 from gnnx.prepare.sparse import SparseRows
 from gnnx.prepare.splits import NAMES
-from gnnx.prepare.tables import Tables, literal, quoted
+from gnnx.prepare.tables import Tables, check_column, literal, quoted
 
 if TYPE_CHECKING:
+    from collections.abc import Collection
     from pathlib import Path
 
     from numpy.typing import NDArray
@@ -86,21 +87,8 @@ class NodeColumns:
         return scratch.array(table.files[0], (count, sum(widths)), np.float32)
 
     def _named(self, table: NodeTable, patterns: tuple[str, ...], path: str) -> list[str]:
-        """Columns that patterns stand for; those that have another part are none of them."""
         columns = self._tables.columns(self._tables.scan(table, "nodes"))
-        roles = {table.key, table.label, table.tags, table.split}
-        roles |= {table.train, table.val, table.test}
-        roles |= set(table.labels) if patterns is table.features else set()
-        names: list[str] = []
-        for pattern in patterns:
-            if pattern in columns:
-                found = [pattern]
-            else:
-                found = [n for n in columns if fnmatch.fnmatchcase(n, pattern) and n not in roles]
-            if not found:
-                self._tables.column(columns, pattern, table, path)
-            names += [name for name in found if name not in names]
-        return names
+        return named_columns(columns, table, patterns, path)
 
     def labels(self, table: NodeTable) -> dict[str, Array]:
         """Classes of the nodes, and the names of the classes where they have some.
@@ -336,6 +324,25 @@ class NodeColumns:
         scratch = self._tables.workspace.scratch()
         scratch.append(values)
         return scratch.array(where, values.shape, values.dtype)
+
+
+def named_columns(
+    columns: Collection[str], table: NodeTable, patterns: tuple[str, ...], path: str
+) -> list[str]:
+    """Columns that patterns stand for; those that have another part are none of them."""
+    roles = {table.key, table.label, table.tags, table.split}
+    roles |= {table.train, table.val, table.test}
+    roles |= set(table.labels) if patterns is table.features else set()
+    names: list[str] = []
+    for pattern in patterns:
+        if pattern in columns:
+            found = [pattern]
+        else:
+            found = [n for n in columns if fnmatch.fnmatchcase(n, pattern) and n not in roles]
+        if not found:
+            check_column(columns, pattern, table, path)
+        names += [name for name in found if name not in names]
+    return names
 
 
 def _feature(name: str, kind: str, separator: str | None) -> str:

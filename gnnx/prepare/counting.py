@@ -13,6 +13,7 @@ import zlib
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
+import pyarrow as pa
 
 from gnnx.errors import DataError, UsageError
 from gnnx.prepare.arrays import check_plain, unreadable
@@ -22,9 +23,21 @@ if TYPE_CHECKING:
     from pathlib import Path
     from typing import IO
 
-_SAMPLE_BYTES = 1 << 20
+SAMPLE_BYTES = 1 << 20
+"""Of a text, from which the rest of it is estimated."""
 _EDGES = ("edge_index", "edges")
 _FEATURES = ("attr_matrix", "features", "x", "node_features", "node_feat")
+
+
+class Head(NamedTuple):
+    """The beginning of a text file."""
+
+    text: bytes
+    """Unpacked."""
+    taken: int
+    """Bytes of the file that hold it."""
+    exact: bool
+    """Whether it is all of the file."""
 
 
 class Lines(NamedTuple):
@@ -56,6 +69,59 @@ class Counts:
     """Whether the edges are parsed into a scratch file."""
     exact: bool = True
     """Whether the counts are the input's own, not estimated from a sample."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Reading:
+    """What is read of an input, before arrays are written, and goes to scratch files."""
+
+    text_bytes: int = 0
+    """Of text that is parsed, unpacked."""
+    table_bytes: int = 0
+    """Of files that DuckDB reads."""
+    table_rows: int = 0
+    """Of these files."""
+    scratch_bytes: int = 0
+    """Scratch files made of it all."""
+    host_bytes: int = 0
+    """Of arrays held on the way."""
+    exact: bool = True
+    """Whether the counts are the input's own, not estimated from a sample."""
+
+    def __add__(self, other: Reading) -> Reading:
+        """Read the one and the other."""
+        return Reading(
+            self.text_bytes + other.text_bytes,
+            self.table_bytes + other.table_bytes,
+            self.table_rows + other.table_rows,
+            self.scratch_bytes + other.scratch_bytes,
+            max(self.host_bytes, other.host_bytes),
+            self.exact and other.exact,
+        )
+
+
+@dataclasses.dataclass
+class NodeCounts:
+    """What is read and written of the nodes, or of those of one type."""
+
+    count: int
+    """N."""
+    features: tuple[int, int, int] | None = None
+    """N, F and bytes of a stored number."""
+    has_labels: bool = False
+    has_splits: bool = False
+    arrays: list[int] = dataclasses.field(default_factory=list)
+    """Bytes of what else is kept: keys, the names of classes."""
+    reading: Reading = Reading()
+
+
+@dataclasses.dataclass
+class EdgeCounts:
+    """What is read and written of the edges, or of those of one type."""
+
+    count: int
+    """E."""
+    reading: Reading = Reading()
 
 
 def count(path: Path) -> Counts:
@@ -122,6 +188,11 @@ def count_rows(path: Path) -> tuple[tuple[int, int, int], int, bool]:
     return (lines.rows, lines.columns, 4), lines.num_bytes, lines.exact
 
 
+def pair_bytes(num_nodes: int | None) -> int:
+    """Bytes of an edge that text gives; ids that are numbered anew are int64."""
+    return 16 if num_nodes is None or num_nodes > 2**31 else 8
+
+
 def is_text(path: Path) -> bool:
     """Whether the name is one of a table in text."""
     plain = path.with_suffix("") if path.suffix == ".gz" else path
@@ -146,23 +217,8 @@ def sample(path: Path) -> Lines:
     DataError
         It cannot be read.
     """
-    check_plain(path)
-    try:
-        with path.open("rb") as raw:
-            packed: IO[bytes] = raw
-            if path.suffix == ".gz":
-                packed = gzip.GzipFile(fileobj=raw, mode="rb")  # type: ignore[assignment]
-            text = packed.read(_SAMPLE_BYTES)
-            size, taken = path.stat().st_size, len(text)
-            exact = len(text) < _SAMPLE_BYTES or not packed.read(1)
-            if path.suffix == ".gz":
-                taken = min(size, raw.tell())
-    except OSError as error:
-        raise unreadable(path, error) from None
-    except (EOFError, zlib.error) as error:
-        raise DataError(
-            f"{path.name}: cannot be decompressed: {error}", "Fetch the file again."
-        ) from None
+    text, taken, exact = head_of(path)
+    size = path.stat().st_size
     lines = text.split(b"\n")
     whole = lines if exact else lines[:-1]
     rows = [line for line in whole if line.strip() and not line.lstrip().startswith((b"#", b"%"))]
@@ -171,6 +227,52 @@ def sample(path: Path) -> Lines:
     scale = 1.0 if exact else size / max(1, taken)
     num_rows = len(rows) - header if exact else round(len(rows) * scale)
     return Lines(num_rows, columns, round(len(text) * scale), exact)
+
+
+def head_of(path: Path, num_bytes: int = SAMPLE_BYTES) -> Head:
+    """Read the beginning of a text file.
+
+    Parameters
+    ----------
+    path
+        Plain, `.gz` or `.zst`.
+    num_bytes
+        To read of the text.
+
+    Returns
+    -------
+    Head
+        With the bytes of the file that hold it.
+
+    Raises
+    ------
+    DataError
+        It cannot be read.
+    """
+    check_plain(path)
+    try:
+        with path.open("rb") as raw:
+            packed: IO[bytes] = raw
+            if path.suffix == ".gz":
+                packed = gzip.GzipFile(fileobj=raw, mode="rb")  # type: ignore[assignment]
+            elif path.suffix == ".zst":
+                packed = pa.CompressedInputStream(raw, "zstd")
+            text = packed.read(num_bytes)
+            size, taken = path.stat().st_size, len(text)
+            exact = len(text) < num_bytes or not packed.read(1)
+            if packed is not raw:
+                taken = min(size, raw.tell())
+    except gzip.BadGzipFile as error:
+        raise _damaged(path, error) from None
+    except OSError as error:
+        raise unreadable(path, error) if error.errno else _damaged(path, error) from None
+    except (EOFError, zlib.error, pa.ArrowInvalid) as error:
+        raise _damaged(path, error) from None
+    return Head(text, taken, exact)
+
+
+def _damaged(path: Path, error: Exception) -> DataError:
+    return DataError(f"{path.name}: cannot be decompressed: {error}", "Fetch the file again.")
 
 
 def _fields(line: bytes) -> list[bytes]:
@@ -289,8 +391,8 @@ def _folder(folder: Path) -> Counts | None:
     if (raw / "edge.csv.gz").exists():
         edges = sample(raw / "edge.csv.gz")
         found = Counts(
-            _only_number(raw / "num-edge-list.csv.gz"),
-            _only_number(raw / "num-node-list.csv.gz"),
+            only_number(raw / "num-edge-list.csv.gz"),
+            only_number(raw / "num-node-list.csv.gz"),
             edges.num_bytes,
             from_text=True,
         )
@@ -310,7 +412,8 @@ def _folder(folder: Path) -> Counts | None:
     return None
 
 
-def _only_number(path: Path) -> int:
+def only_number(path: Path) -> int:
+    """Read a file of OGB that holds one number."""
     try:
         with gzip.open(path, "rt") as file:
             return int(file.readline())

@@ -11,13 +11,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from gnnx import threads
-from gnnx.errors import UsageError
 from gnnx.memory import Budget, Tier
-from gnnx.prepare.counting import Counts, count, count_rows
-from gnnx.prepare.typed import has_types
+from gnnx.prepare.counting import NodeCounts, Reading, count, count_rows, pair_bytes
+from gnnx.prepare.recipe import Options
+from gnnx.prepare.typed import directions, has_types, refuse_for_types
+from gnnx.prepare.typed_counts import count_typed
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from gnnx.prepare.counting import Counts
+    from gnnx.prepare.typed_counts import TypedCounts
 
 # Rates of one core of a 2-core cloud machine, measured by benchmarks/forecast.py on graphs of
 # 5 to 20 million edges; a forecast of time is good to a factor of two elsewhere.
@@ -28,6 +32,8 @@ _BUCKETS_S = 30e6
 _NUMBERED_EDGES_S = 0.7e6
 _VALUES_S = 4e6
 _FEATURE_BYTES_S = 400e6
+_TABLE_BYTES_S = 60e6
+_TABLE_ROWS_S = 1e6
 
 _LARGEST_PIECE, _SMALLEST_PIECE = 8 << 20, 64 << 10
 _LARGEST_WINDOW, _SMALLEST_WINDOW = 8 << 20, 256 << 10
@@ -94,6 +100,7 @@ def forecast(  # noqa: PLR0913 - the options of `prepare` that change what it ta
     edge_time: Path | str | None = None,
     undirected: bool = False,
     self_loops: Literal["keep", "drop", "add"] = "keep",
+    root: Path | str | None = None,
     memory: str | int | None = None,
 ) -> Forecast:
     """Forecast memory, disk and time of `prepare` from headers and a sample of text.
@@ -101,7 +108,8 @@ def forecast(  # noqa: PLR0913 - the options of `prepare` that change what it ta
     Parameters
     ----------
     source
-        As of `prepare`: an edge list, arrays, Matrix Market or an OGB, IGB or MAG240M folder.
+        As of `prepare`: an edge list, arrays, Matrix Market, an OGB, IGB or MAG240M folder, or a
+        typed graph.
     features
         As of `prepare`.
     labels
@@ -118,6 +126,8 @@ def forecast(  # noqa: PLR0913 - the options of `prepare` that change what it ta
         As of `prepare`; every reverse is taken to be absent.
     self_loops
         As of `prepare`.
+    root
+        As of `prepare`.
     memory
         As of `prepare`.
 
@@ -133,12 +143,16 @@ def forecast(  # noqa: PLR0913 - the options of `prepare` that change what it ta
     UsageError
         An input whose counts are not known before it has been read.
     """
+    source, room = Path(source), _Room.of(memory)
     if has_types(source):
-        raise UsageError(
-            f"{Path(source).name}: a typed graph, which --dry-run cannot forecast",
-            "Leave out --dry-run.",
-        )
-    counts = count(Path(source))
+        refuse_for_types(
+            features=features, labels=labels, num_nodes=num_nodes,
+            edge_weight=edge_weight, edge_attr=edge_attr, edge_time=edge_time,
+        )  # fmt: skip
+        typed = count_typed(source, None if root is None else Path(root))
+        given = Options(undirected=undirected, self_loops=self_loops)
+        return _typed(typed, typed.options.overridden(given), room)
+    counts = count(source)
     if features is not None:
         counts.features, num_bytes, exact = count_rows(Path(features))
         counts.text_bytes, counts.exact = counts.text_bytes + num_bytes, counts.exact and exact
@@ -147,41 +161,111 @@ def forecast(  # noqa: PLR0913 - the options of `prepare` that change what it ta
         (rows, *_), num_bytes, exact = count_rows(Path(labels))
         counts.text_bytes, counts.exact = counts.text_bytes + num_bytes, counts.exact and exact
     counts.num_nodes = counts.num_nodes or rows or num_nodes
-    host = Budget.parse(memory).limit(Tier.HOST)
-    stages = [*_stages(counts, host, mirror=undirected, loops=self_loops == "add")]
-    given = {"weight": edge_weight, "attr": edge_attr, "time": edge_time}
-    sizes = [_value_bytes(name, path) for name, path in given.items() if path is not None]
+    stages = [*_stages(counts, room, labels is not None, undirected, self_loops == "add")]
+    values = {"weight": edge_weight, "attr": edge_attr, "time": edge_time}
+    sizes = [_value_bytes(name, path) for name, path in values.items() if path is not None]
     if sizes:
         entries = counts.num_edges * (1 + undirected)
         entries += (counts.num_nodes or 0) * (self_loops == "add")
-        stages.append(_value_stage(sizes, entries, counts.num_nodes or 0, host, stages[-1]))
+        stages.append(_value_stage(sizes, entries, counts.num_nodes or 0, room, stages[-1]))
     return Forecast(counts.num_nodes, counts.num_edges, counts.exact, tuple(stages))
 
 
-def _stages(counts: Counts, host: int | None, *, mirror: bool, loops: bool) -> Iterator[Stage]:
-    budget = 1 << 62 if host is None else host
-    piece, window = _units(budget)
-    num_edges = counts.num_edges
-    # ids that are numbered anew are int64 in both scratch files
-    pair_bytes = 16 if counts.num_nodes is None or counts.num_nodes > 2**31 else 8
+@dataclasses.dataclass(frozen=True)
+class _Room:
+    """What a budget of HOST makes of buffers."""
+
+    budget: int
+    piece: int
+    """Bytes of a piece of a stream."""
+    window: int
+    """Bytes of the windows of an array that is being written."""
+
+    @classmethod
+    def of(cls, memory: str | int | None) -> _Room:
+        host = Budget.parse(memory).limit(Tier.HOST)
+        budget = 1 << 62 if host is None else host
+        piece = min(_LARGEST_PIECE, max(_SMALLEST_PIECE, budget // 32))
+        window = min(_LARGEST_WINDOW, max(_SMALLEST_WINDOW, budget // 64))
+        return cls(budget, piece, 2 * window)
+
+
+def _stages(
+    counts: Counts, room: _Room, has_labels: bool, mirror: bool, loops: bool
+) -> Iterator[Stage]:
+    """Stages of a graph without types."""
+    num_edges, num_nodes = counts.num_edges, counts.num_nodes
     if counts.text_bytes or counts.unpacked_bytes:
-        scratch = num_edges * pair_bytes if counts.from_text else counts.unpacked_bytes
+        scratch = counts.unpacked_bytes
+        if counts.from_text:
+            scratch = num_edges * pair_bytes(num_nodes)
         if counts.features and counts.from_text:
             scratch += 4 * counts.features[0] * counts.features[1] * (counts.text_bytes > 0)
-        taken = 2 * piece + window
-        yield Stage("reading", taken, scratch, 0, counts.text_bytes / _TEXT_BYTES_S)
-    num_nodes = counts.num_nodes
+        read = Reading(text_bytes=counts.text_bytes, scratch_bytes=scratch)
+        yield from _reading_stages("", read, room)
     if num_nodes is None:
         num_nodes = 2 * num_edges  # at most
-        yield Stage(
-            "numbering", budget // 2 + 2 * piece, 16 * num_edges, 0, num_edges / _NUMBERED_EDGES_S
-        )
-    if counts.features is not None:
-        size = counts.features[0] * counts.features[1] * counts.features[2]
+        taken = room.budget // 2 + 2 * room.piece
+        yield Stage("numbering", taken, 16 * num_edges, 0, num_edges / _NUMBERED_EDGES_S)
+    nodes = NodeCounts(num_nodes, counts.features, has_labels, has_splits=True)
+    yield from _node_stages("", nodes, room)
+    yield from _edge_stages("", num_edges, num_nodes, num_nodes, room, mirror, loops)
+
+
+def _typed(typed: TypedCounts, options: Options, room: _Room) -> Forecast:
+    """Stages of a typed graph, type by type, in the order of the preparation."""
+    readings = [nodes.reading for nodes in typed.nodes.values()]
+    readings += [edges.reading for edges, _ in typed.edges.values()]
+    stages: list[Stage] = []
+    for name, nodes in typed.nodes.items():
+        stages += _reading_stages(f"{name}: ", nodes.reading, room)
+    for name, nodes in sorted(typed.nodes.items()):
+        stages += _node_stages(f"{name}: ", nodes, room)
+    for edge_type, (edges, reverse) in sorted(typed.edges.items()):
+        stages += _reading_stages(f"{'-'.join(edge_type)}: ", edges.reading, room)
+        for way in directions(edge_type, reverse, options):
+            src, _, dst = way.edge_type
+            num_rows = typed.nodes[dst].count
+            num_nodes = max(typed.nodes[src].count, num_rows)
+            loops = src == dst and options.self_loops == "add"
+            name = f"{'-'.join(way.edge_type)}: "
+            stages += _edge_stages(
+                name, edges.count, num_nodes, num_rows, room, way.undirected, loops
+            )
+    return Forecast(
+        sum(nodes.count for nodes in typed.nodes.values()),
+        sum(edges.count for edges, _ in typed.edges.values()),
+        all(reading.exact for reading in readings),
+        tuple(stages),
+    )
+
+
+def _reading_stages(name: str, read: Reading, room: _Room) -> Iterator[Stage]:
+    """Text is parsed, and tables are read by DuckDB, which gets half of the memory."""
+    if not (read.scratch_bytes or read.text_bytes):
+        return
+    taken = room.budget // 2 if read.table_bytes else 2 * room.piece + room.window
+    seconds = read.text_bytes / _TEXT_BYTES_S
+    seconds += read.table_bytes / _TABLE_BYTES_S + read.table_rows / _TABLE_ROWS_S
+    yield Stage(f"{name}reading", taken + read.host_bytes, read.scratch_bytes, 0, seconds)
+
+
+def _node_stages(name: str, nodes: NodeCounts, room: _Room) -> Iterator[Stage]:
+    """Features, and what else there is of the nodes."""
+    num_nodes, piece, window = nodes.count, room.piece, room.window
+    if nodes.features is not None:
+        size = nodes.features[0] * nodes.features[1] * nodes.features[2]
         taken = window + 2 * min(piece, size)
-        yield Stage("features", taken, 0, size + _HEADER_BYTES, size / _FEATURE_BYTES_S)
-    yield Stage("splits", 3 * window + num_nodes, 0, 8 * num_nodes + 3 * _HEADER_BYTES, 0.0)
-    yield from _edge_stages(num_edges, num_nodes, budget, piece, window, mirror, loops)
+        yield Stage(f"{name}features", taken, 0, size + _HEADER_BYTES, size / _FEATURE_BYTES_S)
+    taken = written = 0
+    sizes = [*nodes.arrays, *[8 * num_nodes] * nodes.has_labels]
+    if nodes.has_labels or nodes.has_splits:
+        sizes += [8 * num_nodes, 0, 0]  # a node is in one split, most of them in the first
+        taken = num_nodes
+    if sizes:
+        taken += len(sizes) * window + min(piece, 16 * num_nodes) * nodes.has_labels
+        written = sum(sizes) + len(sizes) * _HEADER_BYTES
+        yield Stage(f"{name}splits", taken, 0, written, 0.0)
 
 
 def _value_bytes(name: str, given: Path | str) -> int:
@@ -196,51 +280,44 @@ def _value_bytes(name: str, given: Path | str) -> int:
 
 
 def _value_stage(
-    sizes: list[int], entries: int, num_nodes: int, host: int | None, edges: Stage
+    sizes: list[int], entries: int, num_nodes: int, room: _Room, edges: Stage
 ) -> Stage:
-    budget = 1 << 62 if host is None else host
-    piece, window = _units(budget)
-    held = (len(sizes) + 1) * window + 8 * num_nodes
-    streams = (4 + 4 * len(sizes)) * piece
-    room = max(1 << 16, budget - held - streams) // 2
-    taken = min(entries * (32 + 2 * sum(sizes)), room) + 3 * piece
+    held = (len(sizes) + 1) * room.window + 8 * num_nodes
+    streams = (4 + 4 * len(sizes)) * room.piece
+    left = max(1 << 16, room.budget - held - streams) // 2
+    taken = min(entries * (32 + 2 * sum(sizes)), left) + 3 * room.piece
     written = entries * sum(sizes) + 4 * num_nodes * (4 in sizes)
-    passes = max(1, entries * (32 + 2 * sum(sizes)) // room)
+    passes = max(1, entries * (32 + 2 * sum(sizes)) // left)
     return Stage("values", held + taken, 0, written, edges.seconds + passes * entries / _VALUES_S)
 
 
-def _units(budget: int) -> tuple[int, int]:
-    """Bytes of a piece of a stream, and of the windows of an array that is being written."""
-    piece = min(_LARGEST_PIECE, max(_SMALLEST_PIECE, budget // 32))
-    return piece, 2 * min(_LARGEST_WINDOW, max(_SMALLEST_WINDOW, budget // 64))
-
-
 def _edge_stages(
+    name: str,
     num_edges: int,
     num_nodes: int,
-    budget: int,
-    piece: int,
-    window: int,
+    num_rows: int,
+    room: _Room,
     mirror: bool,
     loops: bool,
 ) -> Iterator[Stage]:
+    """Rows of in-edges, of which the first ones are stored where ends are of two types."""
     index_bytes = 4 if num_nodes <= 2**31 else 8
     entries = num_edges * (1 + mirror) + num_nodes * loops
-    held = num_nodes // 4 + 2 * window  # two bitmaps; two arrays
-    written = entries * index_bytes + 8 * (num_nodes + 1) + 2 * _HEADER_BYTES
-    stream = _STREAM_PIECES * piece
+    held = num_nodes // 4 + 2 * room.window  # two bitmaps; two arrays
+    written = entries * index_bytes + 8 * (num_rows + 1) + 2 * _HEADER_BYTES
+    stream = _STREAM_PIECES * room.piece
     whole = entries * index_bytes + 8 * num_nodes
-    if whole + stream <= budget - held:
+    if whole + stream <= room.budget - held:
         taken = held + whole + stream
-        yield Stage("edges", taken, 0, written, entries / _EDGES_S)
+        yield Stage(f"{name}edges", taken, 0, written, entries / _EDGES_S)
         return
     workers = threads.num_threads()
-    slots = (budget - held) // 4 + workers * num_nodes // 4
-    scratch = 2 * index_bytes * num_edges * (1 + mirror)
-    yield Stage("sorting edges", held + slots + 2 * piece, scratch, 0, entries / _SORTED_EDGES_S)
+    slots = (room.budget - held) // 4 + workers * num_nodes // 4
+    scratch, seconds = 2 * index_bytes * num_edges * (1 + mirror), entries / _SORTED_EDGES_S
+    yield Stage(f"{name}sorting edges", held + slots + 2 * room.piece, scratch, 0, seconds)
     # buckets are built side by side where each of them finds its share
-    many = (budget - held) // (workers + 1) - stream >= _BUCKET_BYTES + piece
+    many = (room.budget - held) // (workers + 1) - stream >= _BUCKET_BYTES + room.piece
     # the room for their streams is held for a moment each, by one of them or by all
     streams = (1 + workers) * stream // 2 if many else stream
     taken = streams + (1 + workers * many) * _BUCKET_BYTES
-    yield Stage("edges", min(budget, held + taken), 0, written, entries / _BUCKETS_S)
+    yield Stage(f"{name}edges", min(room.budget, held + taken), 0, written, entries / _BUCKETS_S)

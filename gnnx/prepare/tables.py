@@ -25,7 +25,7 @@ from gnnx.memory import Tier, format_bytes
 from gnnx.prepare.arrays import check_plain
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Collection, Iterator, Sequence
 
     from gnnx.prepare.arrays import Array, Workspace
     from gnnx.prepare.recipe import Table
@@ -139,21 +139,15 @@ class Tables:
             There are no such files, or they are of unknown kind.
         """
         paths = [path for name in table.files for path in self.matches(name)]
-        kinds = {_kind(path) for path in paths}
         listed = f"[{', '.join(literal(str(path)) for path in paths)}]"
-        if kinds == {"parquet"}:
+        if kind_of(paths, what) == "parquet":
             return f"read_parquet({listed})"
-        if kinds != {"text"}:
-            raise DataError(
-                f"{paths[0].name}: a table of {what} of unknown kind",
-                "Give .csv, .tsv or .txt, also with .gz or .zst, or .parquet.",
-            )
-        names = _header(paths[0], table)
+        names = header(paths[0], table)
         columns = ", ".join(f"{literal(name)}: 'VARCHAR'" for name in names)
         return (
             f"read_csv({listed}, auto_detect=false, columns={{{columns}}}, "
             f"header={table.header}, skip={table.skip}, "
-            f"delim={literal(_delimiter(paths[0], table))}, "
+            f"delim={literal(delimiter_of(paths[0], table))}, "
             f"quote={literal(table.quote)}, escape={literal(table.quote)}, comment='', "
             f"encoding='{table.encoding}', nullstr='', allow_quoted_nulls=false, strict_mode=true, "
             f"buffer_size={self._csv_bytes}, max_line_size={min(_LINE_BYTES, self._csv_bytes)})"
@@ -161,13 +155,7 @@ class Tables:
 
     def matches(self, name: str) -> list[Path]:
         """Find the paths below the root that a name or glob stands for; at least one."""
-        path = self._root / name
-        found = [path] if path.exists() else [Path(p) for p in sorted(glob.glob(str(path)))]
-        if not found:
-            raise DataError(f"{path}: no such file", "Give a path or glob that has matches.")
-        for match in found:
-            check_plain(match)
-        return found
+        return matches(self._root, name)
 
     def columns(self, scan: str) -> dict[str, str]:
         """Types of the columns of a table, by name."""
@@ -176,11 +164,7 @@ class Tables:
 
     def column(self, columns: dict[str, str], name: str, table: Table, path: str) -> str:
         """Quote the name of a column, which has to be there; `path` is the recipe's key for it."""
-        if name not in columns:
-            raise DataError(
-                f"{path}: no column {name!r} in {table.files[0]}",
-                f"Its columns are {', '.join(list(columns)[:20])}.",
-            )
+        check_column(columns, name, table, path)
         return quoted(name)
 
     def count(self, table: Table) -> int:
@@ -289,6 +273,37 @@ class Tables:
         }
 
 
+def matches(root: Path, name: str) -> list[Path]:
+    """Find the paths below a root that a name or glob stands for; at least one."""
+    path = root / name
+    found = [path] if path.exists() else [Path(p) for p in sorted(glob.glob(str(path)))]
+    if not found:
+        raise DataError(f"{path}: no such file", "Give a path or glob that has matches.")
+    for match in found:
+        check_plain(match)
+    return found
+
+
+def check_column(columns: Collection[str], name: str, table: Table, path: str) -> None:
+    """Refuse a column that is not there; `path` is the recipe's key for it."""
+    if name not in columns:
+        raise DataError(
+            f"{path}: no column {name!r} in {table.files[0]}",
+            f"Its columns are {', '.join(list(columns)[:20])}.",
+        )
+
+
+def kind_of(paths: Sequence[Path], what: str) -> str:
+    """Return "parquet" or "text", which all files of a table of `what` have to be."""
+    kinds = {_kind(path) for path in paths}
+    if kinds not in ({"parquet"}, {"text"}):
+        raise DataError(
+            f"{paths[0].name}: a table of {what} of unknown kind",
+            "Give .csv, .tsv or .txt, also with .gz or .zst, or .parquet.",
+        )
+    return kinds.pop()
+
+
 def _kind(path: Path) -> str:
     plain = path.with_suffix("") if path.suffix in _PACKED else path
     if plain.suffix in _PARQUET:
@@ -296,14 +311,15 @@ def _kind(path: Path) -> str:
     return "text" if plain.suffix in _TEXT else "unknown"
 
 
-def _delimiter(path: Path, table: Table) -> str:
+def delimiter_of(path: Path, table: Table) -> str:
+    """Return what stands between the fields of a CSV file."""
     if table.delimiter is not None:
         return table.delimiter
     plain = path.with_suffix("") if path.suffix in _PACKED else path
     return "," if plain.suffix == ".csv" else "\t"
 
 
-def _header(path: Path, table: Table) -> list[str]:
+def header(path: Path, table: Table) -> list[str]:
     """Names of the columns of a CSV file."""
     try:
         with pa.input_stream(str(path)) as stream:
@@ -312,7 +328,7 @@ def _header(path: Path, table: Table) -> list[str]:
         raise DataError(f"{path.name}: cannot be read: {error}", "Fetch the file again.") from None
     lines = text.splitlines(keepends=True)[table.skip :]
     quoting = {"quotechar": table.quote} if table.quote else {"quoting": csv.QUOTE_NONE}
-    delimiter = _delimiter(path, table)
+    delimiter = delimiter_of(path, table)
     row: list[str] = next(csv.reader(lines, delimiter=delimiter, **quoting), [])
     if not row:
         raise DataError(f"{path.name}: no columns in it", "Give a table with a row or a header.")

@@ -1,14 +1,16 @@
 """Typed graphs: what an input holds of each node and edge type, and its way into a data set.
 
 Letters: N nodes of a type, E edges of a type. What writes a graph without types writes each type,
-in the place that is told it.
+in the place that is told it. Each is a stage of the writer, at whose end what its arrays hold of
+the memory is given back, however many types there are.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -188,8 +190,14 @@ def prepare_typed(  # noqa: PLR0913 - each argument is an option of the verb
             # rows of a matrix as wide as it is long, of which those of the destinations are written
             stream = edges.load(max(counts[edge_type[0]], counts[edge_type[2]]))
             unknown = found.unknown_ends.get(edge_type, 0)
-            for each in _directions(edge_type, stream, reverse, options):
-                each.write(counts, options, workspace, writer, report, progress, unknown)
+            for way in directions(edge_type, reverse, options):
+                name, of_type = "-".join(way.edge_type), Report(unknown_ends=unknown)
+                write = functools.partial(
+                    _write_edges, way, stream, counts, options, workspace, writer, of_type, progress
+                )
+                writer.stage(name, write)
+                kept = options.duplicates == "keep"
+                report.take(name, "edges", of_type, duplicates_kept=kept)
         if strict:
             report.refuse(source.name)
         writer.report(report.counts())
@@ -215,81 +223,102 @@ def _write_nodes(
                 f"{rows.where}: {where} of {len(rows)} nodes, {count} of type {name!r}",
                 "Give one row to every node, and the true number of nodes.",
             )
-    for key, array in nodes.arrays.items():
-        array.write(place.array(f"nodes/node/{key}", array.shape, array.dtype.name))
-    if nodes.features is not None:
-        write_features(nodes.features, place, workspace, options.nonfinite, report, progress)
-    known = None if nodes.labels is None else labels_of(nodes.labels, workspace)
-    if known is not None or nodes.splits:
-        splits = Splits(count, workspace)
-        if known is not None:
-            write_labels(known, splits, place, report)
-        if options.split is None and nodes.splits:
-            splits.read(nodes.splits)
-        else:
-            splits.draw(Shares(options.split or DEFAULT_SHARES), known, options.seed)
-        splits.write(
-            place, has_labels=known is not None, unlabeled=options.unlabeled, report=report
-        )
-    writer.nodes(name, count, num_classes=report.num_classes)
+
+    def write_rows() -> None:
+        if nodes.features is not None:
+            write_features(nodes.features, place, workspace, options.nonfinite, report, progress)
+
+    def write_others() -> None:
+        for key, array in nodes.arrays.items():
+            array.write(place.array(f"nodes/node/{key}", array.shape, array.dtype.name))
+        known = None if nodes.labels is None else labels_of(nodes.labels, workspace)
+        if known is not None or nodes.splits:
+            splits = Splits(count, workspace)
+            if known is not None:
+                write_labels(known, splits, place, report)
+            if options.split is None and nodes.splits:
+                splits.read(nodes.splits)
+            else:
+                splits.draw(Shares(options.split or DEFAULT_SHARES), known, options.seed)
+            splits.write(
+                place, has_labels=known is not None, unlabeled=options.unlabeled, report=report
+            )
+        writer.nodes(name, count, num_classes=report.num_classes)
+
+    writer.stage(f"{name}: features", write_rows)
+    writer.stage(name, write_others)
     total.take(name, "nodes", report, duplicates_kept=True)
 
 
-@dataclasses.dataclass(frozen=True)
-class _Direction:
-    """Edges of an input on their way to an edge type, perhaps turned round."""
+class Direction(NamedTuple):
+    """An edge type that edges of an input become, and how."""
 
     edge_type: EdgeType
-    edges: EdgeStream
     turned: bool
+    """Whether the edges are turned round."""
     undirected: bool
-
-    def write(
-        self,
-        node_counts: dict[str, int],
-        options: Options,
-        workspace: Workspace,
-        writer: DatasetWriter,
-        total: TypedReport,
-        progress: Progress | None,
-        unknown_ends: int = 0,
-    ) -> None:
-        (src, _, dst), report = self.edge_type, Report(unknown_ends=unknown_ends)
-        num_src, num_dst = node_counts[src], node_counts[dst]
-        one_type = src == dst
-        ends = (num_dst, num_src) if self.turned else (num_src, num_dst)
-        names = (dst, src) if self.turned else (src, dst)
-        stream = _Checked(self.edges, ends, names, turned=self.turned)
-        place = _Place(
-            writer,
-            "edges/" + "-".join(self.edge_type),
-            edge_type=self.edge_type,
-            num_rows=num_dst + 1,
-            loops=one_type,
-        )
-        rules = EdgeRules(
-            undirected=self.undirected,
-            self_loops=options.self_loops if one_type else "keep",
-            duplicates=options.duplicates,
-        )
-        CsrBuilder(stream, max(ends), rules, workspace, progress).write(place, report)
-        report.isolated = 0  # of one edge type it says little
-        if not one_type:
-            report.self_loops = 0
-        kept = options.duplicates == "keep"
-        total.take("-".join(self.edge_type), "edges", report, duplicates_kept=kept)
+    """Whether the reverse of each is added to them."""
 
 
-def _directions(
-    edge_type: EdgeType, edges: EdgeStream, reverse: str | None, options: Options
-) -> Iterator[_Direction]:
+def directions(edge_type: EdgeType, reverse: str | None, options: Options) -> Iterator[Direction]:
+    """Edge types that the edges of a type of the input become.
+
+    Parameters
+    ----------
+    edge_type
+        Of the input.
+    reverse
+        Relation under which they are kept in the other direction too.
+    options
+        Of which `undirected` asks for the other direction.
+
+    Yields
+    ------
+    Direction
+        The type itself first.
+    """
     src, relation, dst = edge_type
     both = options.undirected and src == dst and reverse is None
-    yield _Direction(edge_type, edges, turned=False, undirected=both)
+    yield Direction(edge_type, turned=False, undirected=both)
     if reverse is None and options.undirected and not both:
         reverse = f"rev_{relation}"
     if reverse is not None:
-        yield _Direction((dst, reverse, src), edges, turned=True, undirected=False)
+        yield Direction((dst, reverse, src), turned=True, undirected=False)
+
+
+def _write_edges(
+    way: Direction,
+    edges: EdgeStream,
+    node_counts: dict[str, int],
+    options: Options,
+    workspace: Workspace,
+    writer: DatasetWriter,
+    report: Report,
+    progress: Progress | None,
+) -> None:
+    """Write the edges of a type."""
+    src, _, dst = way.edge_type
+    num_src, num_dst = node_counts[src], node_counts[dst]
+    one_type = src == dst
+    ends = (num_dst, num_src) if way.turned else (num_src, num_dst)
+    names = (dst, src) if way.turned else (src, dst)
+    stream = _Checked(edges, ends, names, turned=way.turned)
+    place = _Place(
+        writer,
+        "edges/" + "-".join(way.edge_type),
+        edge_type=way.edge_type,
+        num_rows=num_dst + 1,
+        loops=one_type,
+    )
+    rules = EdgeRules(
+        undirected=way.undirected,
+        self_loops=options.self_loops if one_type else "keep",
+        duplicates=options.duplicates,
+    )
+    CsrBuilder(stream, max(ends), rules, workspace, progress).write(place, report)
+    report.isolated = 0  # of one edge type it says little
+    if not one_type:
+        report.self_loops = 0
 
 
 class _Checked:

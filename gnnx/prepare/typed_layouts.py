@@ -21,8 +21,10 @@ from gnnx.prepare.text import TextFormat
 from gnnx.prepare.typed_tables import NodeInput, TypedSource
 
 if TYPE_CHECKING:
+    from collections.abc import Collection
     from pathlib import Path
 
+    from gnnx.graph import EdgeType
     from gnnx.prepare.arrays import Workspace
     from gnnx.threads import Progress
 
@@ -60,7 +62,7 @@ def read_ogb(
     """
     raw, reader = folder / "raw", Reader(workspace, _PLAIN, progress)
     found = TypedSource()
-    for name, count in _counts(raw / "num-node-dict.csv.gz").items():
+    for name, count in ogb_nodes(folder).items():
         nodes = found.nodes[name] = NodeInput(count)
         features = raw / "node-feat" / name / "node-feat.csv.gz"
         labels = raw / "node-label" / name / "node-label.csv.gz"
@@ -68,15 +70,8 @@ def read_ogb(
             nodes.features = reader.rows(features, np.float32)
         if labels.exists():
             nodes.labels = reader.rows(labels, np.float64)
-    for path in sorted((raw / "relations").iterdir()):
-        parts = path.name.split("___")
-        if len(parts) != 3 or not {parts[0], parts[2]} <= set(found.nodes):
-            raise DataError(
-                f"{path}: not a relation between node types {', '.join(found.nodes)}",
-                "Name it source___relation___destination.",
-            )
-        edges = reader.source(path / "edge.csv.gz", None, None).edges
-        found.edges[parts[0], parts[1], parts[2]] = (edges, None)
+    for edge_type, path in ogb_relations(folder, found.nodes).items():
+        found.edges[edge_type] = (reader.source(path / "edge.csv.gz", None, None).edges, None)
     _read_ogb_splits(folder / "split", split_name, reader, found)
     return found
 
@@ -96,8 +91,9 @@ def _read_ogb_splits(
                 nodes.splits[split] = reader.split(chosen / f"{file}.csv.gz")
 
 
-def _counts(path: Path) -> dict[str, int]:
+def ogb_nodes(folder: Path) -> dict[str, int]:
     """Nodes of each type, from a table with a line of names and a line of numbers."""
+    path = folder / "raw" / "num-node-dict.csv.gz"
     try:
         with gzip.open(path, "rt", encoding="utf-8") as file:
             rows = list(csv.reader(file))
@@ -109,6 +105,20 @@ def _counts(path: Path) -> dict[str, int]:
             "Give a folder with one graph.",
         )
     return {name: int(count) for name, count in zip(*rows, strict=True)}
+
+
+def ogb_relations(folder: Path, node_types: Collection[str]) -> dict[EdgeType, Path]:
+    """Folders of the edge types, whose ends have to be among the node types."""
+    found: dict[EdgeType, Path] = {}
+    for path in sorted((folder / "raw" / "relations").iterdir()):
+        parts = path.name.split("___")
+        if len(parts) != 3 or not {parts[0], parts[2]} <= set(node_types):
+            raise DataError(
+                f"{path}: not a relation between node types {', '.join(node_types)}",
+                "Name it source___relation___destination.",
+            )
+        found[parts[0], parts[1], parts[2]] = path
+    return found
 
 
 @dataclasses.dataclass(frozen=True)
@@ -143,26 +153,54 @@ class GraphBolt:
             self._read(found, reader, workspace)
         return found
 
-    def _read(self, found: TypedSource, reader: Reader, workspace: Workspace) -> None:
-        for nodes in self.meta["graph"]["nodes"]:
-            found.nodes[nodes["type"]] = NodeInput(int(nodes["num"]))
+    @property
+    def nodes(self) -> dict[str, int]:
+        """Nodes of each type."""
+        return {nodes["type"]: int(nodes["num"]) for nodes in self.meta["graph"]["nodes"]}
+
+    @property
+    def edges(self) -> dict[EdgeType, Path]:
+        """Files of the edge types."""
+        found: dict[EdgeType, Path] = {}
         for edges in self.meta["graph"]["edges"]:
             src, relation, dst = edges["type"].split(":")
-            path = self.folder / edges["path"]
-            found.edges[src, relation, dst] = (reader.source(path, None, None).edges, None)
+            found[src, relation, dst] = self.folder / edges["path"]
+        return found
+
+    @property
+    def features(self) -> dict[str, Path]:
+        """Files of features by node type: the first one of each."""
+        chosen: dict[str, Path] = {}
         for feature in self.meta.get("feature_data") or []:
-            name = feature.get("type")
-            if feature["domain"] == "node" and found.nodes[name].features is None:
-                found.nodes[name].features = open_npy(workspace, self.folder / feature["path"])
-            else:
+            if feature["domain"] == "node":
+                chosen.setdefault(feature["type"], self.folder / feature["path"])
+        return chosen
+
+    @property
+    def sets(self) -> dict[str, dict[str, dict[str, Path]]]:
+        """Files of the sets of node classification, as of `parts_of`."""
+        found: dict[str, dict[str, dict[str, Path]]] = {}
+        for task in self.meta.get("tasks") or []:
+            if task["name"] == "node_classification":
+                found |= parts_of(self.folder, task, typed=True)
+        return found
+
+    def _read(self, found: TypedSource, reader: Reader, workspace: Workspace) -> None:
+        found.nodes |= {name: NodeInput(count) for name, count in self.nodes.items()}
+        for edge_type, path in self.edges.items():
+            found.edges[edge_type] = (reader.source(path, None, None).edges, None)
+        features = self.features
+        for name, path in features.items():
+            found.nodes[name].features = open_npy(workspace, path)
+        for feature in self.meta.get("feature_data") or []:
+            if self.folder / feature["path"] not in features.values():
                 found.notes.append(f"{feature['path']}: {feature['name']}: not taken over")
         for task in self.meta.get("tasks") or []:
             if task["name"] != "node_classification":
                 found.notes.append(f"metadata.yaml: task {task['name']}: not taken over")
-                continue
-            for name, parts in parts_of(self.folder, task, typed=True).items():
-                of_type = found.nodes[name]
-                of_type.splits, of_type.labels = read_seeds(parts, len(of_type), workspace)
+        for name, parts in self.sets.items():
+            of_type = found.nodes[name]
+            of_type.splits, of_type.labels = read_seeds(parts, len(of_type), workspace)
 
 
 def read_graphbolt(folder: Path) -> GraphBolt | None:

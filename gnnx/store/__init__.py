@@ -2,12 +2,12 @@
 
 from gnnx.store.dataset import Dataset, open
 from gnnx.store.disk import Disk, calibrate, known
-from gnnx.store.engine import GAP_BYTES, ReadEngine
+from gnnx.store.engine import GAP_BYTES, WAIT_S, Job, ReadEngine
 from gnnx.store.features import ConstantFeatures, DiskFeatures, FeatureStore, Pending
 from gnnx.store.keys import Keys
 from gnnx.store.manifest import MISSING_LABEL, Manifest
 from gnnx.store.rehearsal import smallest_named
-from gnnx.store.scratch import ScratchRows
+from gnnx.store.scratch import ScratchFile, ScratchRows
 from gnnx.store.topology import PAGE_BYTES, GraphStore
 from gnnx.store.trial import Trial, try_reads
 from gnnx.store.verification import Problem, verify
@@ -17,6 +17,7 @@ __all__ = [
     "GAP_BYTES",
     "MISSING_LABEL",
     "PAGE_BYTES",
+    "WAIT_S",
     "ArrayWriter",
     "ConstantFeatures",
     "Dataset",
@@ -25,11 +26,13 @@ __all__ = [
     "DiskFeatures",
     "FeatureStore",
     "GraphStore",
+    "Job",
     "Keys",
     "Manifest",
     "Pending",
     "Problem",
     "ReadEngine",
+    "ScratchFile",
     "ScratchRows",
     "Trial",
     "calibrate",

@@ -1,4 +1,4 @@
-"""The loops of the store: order requests, cut them into runs, read and copy them; no GIL is held.
+"""The loops of the store: order requests, cut them into runs, read, copy, write; no GIL is held.
 
 Letters: R rows asked. A request is an `order` of R ascending entries. With ``shift == 0`` entry i
 is a row and goes to position i; else it is ``row << shift | position``. Row r lies at byte
@@ -25,11 +25,14 @@ TICKET, STOP = 0, 1
 # result of one reader's work
 CHUNKS, READS, BYTES, ERRNO, OFFSET, EXPECTED, FOUND = range(7)
 
-_EINTR = 4
+_EINTR, _ENOSPC = 4, 28
 
 # by name, not by address, so that compiled kernels can be kept on disk
 _pread: Any = types.ExternalFunction(
     "pread", types.int64(types.int32, types.voidptr, types.uint64, types.int64)
+)
+_pwrite: Any = types.ExternalFunction(
+    "pwrite", types.int64(types.int32, types.voidptr, types.uint64, types.int64)
 )
 _memcpy: Any = types.ExternalFunction(
     "memcpy", types.voidptr(types.voidptr, types.voidptr, types.uint64)
@@ -200,14 +203,15 @@ def _read(fd: Any, buffer: Any, size: Any, at: Any, need: Any) -> Any:
 
 @kernel
 def read_chunks(fd: Any, order: Any, shift: Any, base: Any, stride: Any, row_bytes: Any, end: Any,
-                gap: Any, largest: Any, bounds: Any, slots: Any, out: Any, state: Any,
-                num_jobs: Any, buffer: Any, capacity: Any, result: Any) -> None:  # fmt: skip
+                gap: Any, largest: Any, bounds: Any, slots: Any, slot_bytes: Any, out: Any,
+                state: Any, num_jobs: Any, buffer: Any, capacity: Any,
+                result: Any) -> None:  # fmt: skip
     """One reader's work: take chunks, read their runs, copy rows to their slots.
 
     Until no chunk is left, or after one where other requests wait (``num_jobs[0] > 1``). `out` and
     `buffer` are addresses, `capacity` is the buffer's size. A row larger than the buffer is read in
-    several steps. `slots` is empty where the position is the slot. A failure goes to `result` and
-    stops the readers of the request.
+    several steps. `slots` is empty where the position is the slot; slot s begins at byte
+    ``s * slot_bytes`` of `out`. A failure goes to `result` and stops the readers of the request.
     """
     mask = (np.int64(1) << shift) - 1
     while result[CHUNKS] == 0 or num_jobs[0] < 2:
@@ -238,12 +242,40 @@ def read_chunks(fd: Any, order: Any, shift: Any, base: Any, stride: Any, row_byt
                         position = k if shift == 0 else order[k] & mask
                         slot = position if slots.shape[0] == 0 else slots[position]
                         _memcpy(
-                            _pointer(out + slot * row_bytes + (begin - row)),
+                            _pointer(out + slot * slot_bytes + (begin - row)),
                             _pointer(buffer + (begin - low)),
                             np.uint64(stop - begin),
                         )
                 low += size
             i = j
+        result[CHUNKS] += 1
+
+
+@kernel
+def write_chunks(fd: Any, at: Any, address: Any, size: Any, state: Any, num_jobs: Any, _buffer: Any,
+                 _capacity: Any, result: Any) -> None:  # fmt: skip
+    """One thread's work: take chunks, and write `size` bytes at an address to `at` in the file.
+
+    As `read_chunks` otherwise.
+    """
+    while result[CHUNKS] == 0 or num_jobs[0] < 2:
+        chunk = _fetch_add(state.ctypes.data + 8 * TICKET, np.int64(1))
+        if chunk >= at.shape[0] or state[STOP] != 0:
+            return
+        done = np.int64(0)
+        while done < size[chunk]:
+            more = _pwrite(
+                np.int32(fd), _pointer(address[chunk] + done), np.uint64(size[chunk] - done),
+                at[chunk] + done,
+            )  # fmt: skip
+            if more < 0 and carray(_errno_location(), (1,))[0] == _EINTR:
+                continue
+            if more <= 0:
+                result[ERRNO] = carray(_errno_location(), (1,))[0] if more < 0 else _ENOSPC
+                result[OFFSET], result[EXPECTED] = at[chunk] + done, size[chunk] - done
+                state[STOP] = 1
+                return
+            done += more
         result[CHUNKS] += 1
 
 

@@ -1,4 +1,4 @@
-"""The read engine: rows of files, in any order, by direct reads from a pool of threads.
+"""The engine: rows of files, in any order, by direct reads from a pool of threads.
 
 Letters: R rows asked. A request is sorted and cut into runs of neighbouring rows, runs into chunks
 of about equal cost. Reader threads take chunks until none is left, with the GIL released, and copy
@@ -24,7 +24,8 @@ import numpy as np
 from gnnx.errors import BudgetError, DataError, GnnxError, RunError, UsageError
 from gnnx.memory import Tier
 from gnnx.store import _kernels
-from gnnx.store._kernels import BLOCK, read_chunks
+from gnnx.store._kernels import BLOCK, read_chunks, write_chunks
+from gnnx.store.writer import write_error
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -157,8 +158,10 @@ class Job:
         R.
     num_chunks
         Pieces that the request was cut into.
+    kernel
+        Does a reader's work: `read_chunks` or `write_chunks`.
     arguments
-        Of `read_chunks`, up to the reader's own.
+        Of the kernel, up to the reader's own.
     held
         What must live until the last reader is done.
     disk
@@ -170,11 +173,12 @@ class Job:
         file: DataFile,
         num_rows: int,
         num_chunks: int,
+        kernel: Callable[..., None],
         arguments: tuple[Any, ...],
         held: Any,
         disk: _Disk,
     ) -> None:
-        self._disk = disk
+        self._disk, self.kernel = disk, kernel
         self.file, self.num_rows, self.num_chunks = file, num_rows, num_chunks
         self.state = np.zeros(2, np.int64)
         self.arguments, self._held = arguments, held
@@ -332,9 +336,12 @@ class _Readers:
             del call  # the last job's arrays
 
 
-def _read_error(path: Path, result: NDArray[np.int64]) -> GnnxError | None:
+def _error_of(job: Job, result: NDArray[np.int64]) -> GnnxError | None:
     """Tell what a reader's result means."""
+    path = job.file.path
     code, at, expected, found = (int(value) for value in result[_kernels.ERRNO :])
+    if code and job.kernel is write_chunks:
+        return write_error(OSError(code, os.strerror(code)), path, expected, at)
     if code:
         return RunError(
             f"{path}: {os.strerror(code)}: {expected} bytes expected at byte {at}, {found} found",
@@ -415,7 +422,7 @@ class ReadEngine(Traffic):
     def buffer_bytes(self) -> int:  # noqa: D102 - see Attributes
         return self.num_readers * self._buffer_size
 
-    def submit(
+    def submit(  # noqa: PLR0913 - where from, which rows, where to
         self,
         file: DataFile,
         layout: Layout,
@@ -425,6 +432,7 @@ class ReadEngine(Traffic):
         num_rows: int,
         size: int | None = None,
         slots: NDArray[np.int64] | None = None,
+        slot_bytes: int | None = None,
         gap: int | None = None,
     ) -> Job:
         """Begin to read rows; returns before they are read.
@@ -445,6 +453,8 @@ class ReadEngine(Traffic):
             Rows are below it and come in any order; None where they ascend.
         slots
             (R,) int64. Row i goes to slot ``slots[i]`` of `out`, by default i.
+        slot_bytes
+            From one slot to the next, by default ``layout.row_bytes``.
         gap
             Most bytes between two rows of one read; by default `gap_bytes`.
 
@@ -483,21 +493,68 @@ class ReadEngine(Traffic):
             largest,
             bounds[: num_chunks + 1],
             _NO_SLOTS if slots is None else slots,
+            layout.row_bytes if slot_bytes is None else slot_bytes,
             out.ctypes.data,
         )
-        job = Job(file, num_rows, num_chunks, arguments, out, self._disk)
+        job = Job(file, num_rows, num_chunks, read_chunks, arguments, out, self._disk)
+        self._begin_job(job, readers)
+        return job
+
+    def submit_writes(
+        self,
+        file: DataFile,
+        fd: int,
+        at: NDArray[np.int64],
+        data: NDArray[np.uint8],
+        begin: NDArray[np.int64],
+        size: NDArray[np.int64],
+    ) -> Job:
+        """Begin to write: ``data[begin[i] : begin[i] + size[i]]`` goes to byte ``at[i]``.
+
+        Parameters
+        ----------
+        file
+            Whose name errors have.
+        fd
+            Descriptor to write to. What direct I/O wants, the caller sees to.
+        at, begin, size
+            (W,) int64. At least one.
+        data
+            uint8. Unchanged until the job is done.
+
+        Returns
+        -------
+        Job
+            To wait for; raises a ResourceError where the disk is full.
+
+        Raises
+        ------
+        RunError
+            The engine is closed.
+        BudgetError
+            HOST has no room for the readers' buffers.
+        """
         with self._lock:
             if self._closed:
                 raise _closed(file.path)
-            for traffic in (file, self):
-                traffic.num_rows += num_rows
+            readers = self._start()
+        arguments = fd, at, data.ctypes.data + begin, size
+        job = Job(file, 0, len(at), write_chunks, arguments, data, self._disk)
+        self._begin_job(job, readers)
+        return job
+
+    def _begin_job(self, job: Job, readers: _Readers) -> None:
+        with self._lock:
+            if self._closed:
+                raise _closed(job.file.path)
             if not self._jobs:
                 self._disk.begin()
             self._jobs.add(job)
             self._num_jobs[0] = len(self._jobs)
-            for _ in range(min(num_chunks, self.num_readers)):
+            for traffic in (job.file, self):
+                traffic.num_rows += job.num_rows
+            for _ in range(min(job.num_chunks, self.num_readers)):
                 readers.submit(functools.partial(self._serve, job))
-        return job
 
     def _sorted(self, rows: NDArray[np.int64], size: int) -> tuple[NDArray[np.int64], int]:
         """Sort the rows, with their positions; also gives the bits that a position takes."""
@@ -559,8 +616,8 @@ class ReadEngine(Traffic):
         rest = job.state, self._num_jobs, buffer.ctypes.data, len(buffer), result
         error: GnnxError | None
         try:
-            read_chunks(*(*job.arguments, *rest))
-            error = _read_error(job.file.path, result)
+            job.kernel(*job.arguments, *rest)
+            error = _error_of(job, result)
         except BaseException as defect:  # else those who wait would hear of it only by time
             error = RunError(f"{job.file.path}: a reader died: {defect!r}", "Report this.")
             error.__cause__ = defect

@@ -149,6 +149,10 @@ class DiskFeatures(FeatureStore):
         Rows without an `out` come from here (HOST, owner ``"fetch"``).
     values
         Of ids and classes, the lowest and the one after the highest that there can be.
+    base
+        Byte at which row 0 begins.
+    file
+        The open file, where others read it too.
 
     Attributes
     ----------
@@ -167,11 +171,14 @@ class DiskFeatures(FeatureStore):
         engine: ReadEngine,
         ledger: Ledger,
         values: tuple[int, int] | None = None,
+        *,
+        base: int = HEADER_BYTES,
+        file: DataFile | None = None,
     ) -> None:
         self.path, self.entry, self._values = path, entry, values
-        self.file = DataFile(path)
+        self.file = DataFile(path) if file is None else file
         self._engine, self._ledger = engine, ledger
-        self._end = HEADER_BYTES + entry.num_bytes
+        self._base, self._end = base, base + entry.num_bytes
 
     @property
     def num_rows(self) -> int:  # noqa: D102 - the protocol's
@@ -241,9 +248,43 @@ class DiskFeatures(FeatureStore):
                     f"{slots.min(initial=0)}",
                     "Give a slot from 0 up for every row.",
                 )
-        layout = Layout(HEADER_BYTES, self.row_bytes, self.row_bytes, self._end)
         size = None if ascending else self.num_rows
-        return self._submit(layout, rows, out, size=size, num_rows=len(rows), slots=slots)
+        return self._submit(self._layout, rows, out, size=size, num_rows=len(rows), slots=slots)
+
+    def scatter(
+        self, rows: NDArray[np.int64], raw: NDArray[np.uint8], offsets: NDArray[np.int64]
+    ) -> Job:
+        """Begin to read rows to any bytes of a buffer; returns before they are there.
+
+        Parameters
+        ----------
+        rows
+            (R,) int64, R > 0. In any order, duplicates allowed; unchanged until the job is done.
+        raw
+            uint8. The buffer.
+        offsets
+            (R,) int64. Row ``rows[i]`` goes to ``raw[offsets[i] : offsets[i] + row_bytes]``.
+
+        Returns
+        -------
+        Job
+            To wait for.
+
+        Raises
+        ------
+        BudgetError
+            There is no room for 16 bytes a row.
+        RunError
+            The dataset is closed, or the file cannot be opened.
+        """
+        return self._engine.submit(
+            self.file, self._layout, rows, raw,
+            num_rows=len(rows), size=self.num_rows, slots=offsets, slot_bytes=1,
+        )  # fmt: skip
+
+    @property
+    def _layout(self) -> Layout:
+        return Layout(self._base, self.row_bytes, self.row_bytes, self._end)
 
     def fetch_range(self, begin: int, end: int, out: torch.Tensor | None = None) -> Pending:
         """Begin to read rows ``begin:end`` by large reads, for passes over the whole array.
@@ -277,7 +318,7 @@ class DiskFeatures(FeatureStore):
                 "Give a range inside the array.",
             )
         out = self._place(out, end - begin)
-        base, stop = (HEADER_BYTES + row * self.row_bytes for row in (begin, end))
+        base, stop = (self._base + row * self.row_bytes for row in (begin, end))
         # the range is read as a table of its own, whose rows are as long as a read
         layout = Layout(base, LARGEST_RUN, LARGEST_RUN, stop)
         pieces = np.arange(-(-(stop - base) // LARGEST_RUN))

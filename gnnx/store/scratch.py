@@ -6,10 +6,10 @@ Letters: N rows, R rows written.
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import shutil
 import tempfile
-from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
@@ -17,8 +17,9 @@ import torch
 
 from gnnx.errors import ResourceError
 from gnnx.memory import Tier
+from gnnx.store.engine import DataFile
 from gnnx.store.features import DiskFeatures
-from gnnx.store.manifest import HEADER_BYTES, ArrayEntry
+from gnnx.store.manifest import ArrayEntry
 from gnnx.store.writer import write_all
 
 if TYPE_CHECKING:
@@ -26,17 +27,148 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from gnnx.store.dataset import Dataset
+    from gnnx.store.engine import Job
 
 _PIECE_BYTES = 1 << 20  # of HOST memory, through which scattered rows are written
 _DIRTY_BYTES = 32 << 20  # written, then synced and dropped, so that a memory cgroup stays clean
 
 
+class ScratchFile:
+    """Bytes that a run writes and reads back; a context manager.
+
+    The file lies in the system's folder for temporary files (TMPDIR), or in /var/tmp where that
+    folder is RAM. It has no name, and counts in the DISK tier, or in HOST where both folders are
+    RAM. Bytes that were never written may be anything.
+
+    Parameters
+    ----------
+    dataset
+        Whose readers and ledger serve.
+    num_bytes
+        Its size.
+    direct
+        Whether whole blocks are written, past the page cache where the file system allows it.
+
+    Attributes
+    ----------
+    path : Path
+        The name that it had.
+    file : DataFile
+        To read from.
+    fd : int
+        To write to.
+    is_direct : bool
+        Whether only whole blocks can be written.
+
+    Raises
+    ------
+    BudgetError
+        The budget of the tier is too small.
+    ResourceError
+        The folder for temporary files has less free space.
+    """
+
+    def __init__(self, dataset: Dataset, num_bytes: int, *, direct: bool = False) -> None:
+        folder, tier = _folder()
+        free = shutil.disk_usage(folder).free
+        if free < num_bytes:
+            raise ResourceError(
+                f"{folder}: {num_bytes} bytes of scratch needed, {free} are free",
+                "Free some space, or name another folder with TMPDIR.",
+            )
+        self._dataset, self._dirty, self.is_direct = dataset, 0, False
+        with contextlib.ExitStack() as held:  # gives all back where one of them is not to be had
+            held.enter_context(dataset.ledger.reserve(num_bytes, tier, "scratch"))
+            self.fd, path = tempfile.mkstemp(prefix="gnnx-", dir=folder)
+            self.path = Path(path)
+            held.callback(os.close, self.fd)
+            try:
+                os.ftruncate(self.fd, num_bytes)
+                self.file = DataFile(self.path)
+                self.file.open()
+                held.callback(self.file.close)
+            finally:
+                self.path.unlink()  # open descriptors keep it, and a killed run leaves nothing
+            if direct:
+                with contextlib.suppress(OSError):  # as of a tmpfs
+                    flags = fcntl.fcntl(self.fd, fcntl.F_GETFL)
+                    fcntl.fcntl(self.fd, fcntl.F_SETFL, flags | os.O_DIRECT)
+                    self.is_direct = True
+            self._held = held.pop_all()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_exc: object) -> None:
+        self._held.close()
+
+    def rows(
+        self, begin: int, num_rows: int, row_shape: tuple[int, ...], dtype: torch.dtype
+    ) -> DiskFeatures:
+        """Give the rows that lie one after the other from a byte on.
+
+        Parameters
+        ----------
+        begin
+            Where the first one begins.
+        num_rows, row_shape, dtype
+            Of the rows.
+
+        Returns
+        -------
+        DiskFeatures
+            To be read as long as the file is there.
+        """
+        entry = ArrayEntry((num_rows, *row_shape), str(dtype).removeprefix("torch."), crc32=0)
+        io, ledger = self._dataset.io, self._dataset.ledger
+        return DiskFeatures(self.path, entry, io, ledger, base=begin, file=self.file)
+
+    def write(
+        self,
+        data: NDArray[np.uint8],
+        at: NDArray[np.int64],
+        begin: NDArray[np.int64],
+        size: NDArray[np.int64],
+    ) -> Job:
+        """Begin to write: ``data[begin[i] : begin[i] + size[i]]`` goes to byte ``at[i]``.
+
+        Parameters
+        ----------
+        data
+            uint8. At a multiple of 4096, as are all `begin`, `size` and `at`; unchanged until the
+            job is done.
+        at, begin, size
+            (W,) int64, W > 0.
+
+        Returns
+        -------
+        Job
+            To wait for; raises a ResourceError where the disk is full.
+
+        Raises
+        ------
+        RunError
+            The dataset is closed.
+        """
+        self.written(int(size.sum()))
+        return self._dataset.io.submit_writes(self.file, self.fd, at, data, begin, size)
+
+    def written(self, num_bytes: int) -> None:
+        """Tell that bytes were written: those in the page cache are synced and dropped in time."""
+        if self.is_direct:
+            return
+        self._dirty += num_bytes
+        if self._dirty >= _DIRTY_BYTES:
+            os.fdatasync(self.fd)
+            os.posix_fadvise(self.fd, 0, 0, os.POSIX_FADV_DONTNEED)
+            self._dirty = 0
+
+
 class ScratchRows(DiskFeatures):
     """N rows addressed by id, written in ascending order and read as any `FeatureStore`.
 
-    A context manager. The file lies in the system's folder for temporary files (TMPDIR), or in
-    /var/tmp where that folder is RAM. It has no name, and counts in the DISK tier, or in HOST where
-    both folders are RAM. A row that was never written may hold anything.
+    A context manager, as `ScratchFile`, which has them. A row that was never written may hold
+    anything.
 
     Parameters
     ----------
@@ -60,35 +192,15 @@ class ScratchRows(DiskFeatures):
     def __init__(
         self, dataset: Dataset, num_rows: int, row_shape: tuple[int, ...], dtype: torch.dtype
     ) -> None:
-        num_bytes = num_rows * prod(row_shape) * dtype.itemsize
-        folder, tier = _folder()
-        free = shutil.disk_usage(folder).free
-        if free < num_bytes:
-            raise ResourceError(
-                f"{folder}: {num_bytes} bytes of scratch needed, {free} are free",
-                "Free some space, or name another folder with TMPDIR.",
-            )
-        name = str(dtype).removeprefix("torch.")
-        with contextlib.ExitStack() as held:  # gives all back where one of them is not to be had
-            held.enter_context(dataset.ledger.reserve(num_bytes, tier, "scratch"))
-            self._fd, path = tempfile.mkstemp(prefix="gnnx-", dir=folder)
-            held.callback(os.close, self._fd)
-            try:
-                os.ftruncate(self._fd, HEADER_BYTES + num_bytes)
-                entry = ArrayEntry((num_rows, *row_shape), name, num_bytes)
-                super().__init__(Path(path), entry, dataset.io, dataset.ledger)
-                self.file.open()
-                held.callback(self.file.close)
-            finally:
-                Path(path).unlink()  # the open descriptors keep it, and a killed run leaves nothing
-            self._held = held.pop_all()
-        self._dirty = 0
+        entry = ArrayEntry((num_rows, *row_shape), str(dtype).removeprefix("torch."), crc32=0)
+        self._scratch = scratch = ScratchFile(dataset, entry.num_bytes)
+        super().__init__(scratch.path, entry, dataset.io, dataset.ledger, base=0, file=scratch.file)
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *_exc: object) -> None:
-        self._held.close()
+    def __exit__(self, *exc: object) -> None:
+        self._scratch.__exit__(*exc)
 
     def write(self, ids: NDArray[np.int64], rows: torch.Tensor) -> None:
         """Write rows; what lies between the first and the last id and is not named is lost.
@@ -138,12 +250,9 @@ class ScratchRows(DiskFeatures):
         self._write(first, memoryview(rows.view(-1).view(torch.uint8).numpy()))  # type: ignore[arg-type]
 
     def _write(self, first: int, raw: memoryview) -> None:
-        write_all(self._fd, raw, HEADER_BYTES + first * self.row_bytes, self.path)
-        self._dirty += len(raw)
-        if self._dirty >= _DIRTY_BYTES:
-            os.fdatasync(self._fd)
-            os.posix_fadvise(self._fd, 0, 0, os.POSIX_FADV_DONTNEED)
-            self._dirty = 0
+        scratch = self._scratch
+        write_all(scratch.fd, raw, first * self.row_bytes, self.path)
+        scratch.written(len(raw))
 
 
 def _folder() -> tuple[Path, Tier]:

@@ -526,7 +526,7 @@ def write_all(fd: int, data: memoryview, at: int, path: Path) -> None:
         try:
             written = os.pwrite(fd, data, at)
         except OSError as error:
-            raise _write_error(error, path, len(data), at) from error
+            raise write_error(error, path, len(data), at) from error
         data, at = data[written:], at + written
 
 
@@ -613,7 +613,8 @@ def _writing(path: Path) -> Iterator[None]:
         raise ResourceError(f"{where}: {error.strerror}", remedy) from error
 
 
-def _write_error(error: OSError, path: Path, size: int, at: int) -> GnnxError:
+def write_error(error: OSError, path: Path, size: int, at: int) -> GnnxError:
+    """Tell why bytes could not be written at an offset of a file."""
     cause = f"{path}: {error.strerror} writing {size} bytes at byte {at}"
     if error.errno in _FULL:
         return ResourceError(cause, "Free some space, or write elsewhere.")

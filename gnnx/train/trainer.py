@@ -274,7 +274,7 @@ class Trainer:
             A loss is not finite.
         UsageError
             There is no epoch to run, or the checkpoint belongs to another data set, another model
-            or other settings.
+            or other settings, or there is one that nobody asked to go on from.
         BudgetError
             The training does not fit; names the smallest budget with which it does.
         """
@@ -300,7 +300,12 @@ class Trainer:
         state = _State(total_steps=total_steps if self.schedule != "constant" else None)
         if resume and self.checkpoint is None:
             raise UsageError("resume without a checkpoint folder", "Give --checkpoint DIR.")
-        if resume and self.checkpoint is not None and has_state(self.checkpoint):
+        if self.checkpoint is not None and has_state(self.checkpoint):
+            if not resume:  # it may be the work of days
+                raise UsageError(
+                    f"{self.checkpoint}: holds the state of a training already",
+                    "Go on from it with --resume, name another folder, or delete it.",
+                )
             self._restore(state, scheduler)
         while len(state.epochs) < epochs and not state.stale(self.patience):
             self._run_epoch(state, scheduler, progress, last=len(state.epochs) + 1 == epochs)
