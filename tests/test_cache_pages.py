@@ -37,8 +37,8 @@ def path(tmp_path_factory):
 def test_expected_pages_equal_the_formula(path, fanouts):
     with gnnx.open(path, memory="64MiB") as dataset:
         graph, seeds = dataset.graph, np.arange(0, N, 7)
-        got = expected_pages(graph, seeds, fanouts, 30)
         reached = expected_access(graph, seeds, fanouts[:-1], 30)
+        got = expected_pages(graph, reached, fanouts)
         start, degree = graph.rows(np.arange(N))
         draws = np.zeros(graph.num_pages)
         for node in range(N):

@@ -1,8 +1,8 @@
 """Keep what is wanted most and read the rest at the right time.
 
-Policies and plans are pure functions of ids, counts and sizes: `access`, `plan`, `strategy`. The
-rest moves bytes: `features` keeps rows, `staging` and `packs` bring those of a window of batches,
-`lookahead` makes windows ahead of the batches, `arrange` shares out the memory.
+Policies and plans are pure functions of ids, counts and sizes: `access`, `plan`, `strategy`,
+`draws`. The rest moves bytes: `features` keeps rows, `staging` and `packs` bring those of a window
+of batches, `lookahead` makes windows ahead of the batches, `arrange` shares out the memory.
 """
 
 from gnnx.cache.access import (
@@ -14,6 +14,7 @@ from gnnx.cache.access import (
     typed_access,
 )
 from gnnx.cache.arrange import Arrangement, Decision, Demands, arrange, decide
+from gnnx.cache.draws import DrawNeeds, DrawPlan, choose_draws
 from gnnx.cache.features import AccessCounts, FeatureCache, overhead_bytes
 from gnnx.cache.forecast import Forecast, forecast
 from gnnx.cache.lookahead import Lookahead, WindowCounts
@@ -21,7 +22,7 @@ from gnnx.cache.packs import PackedWindow
 from gnnx.cache.plan import HostNeeds, HostPlan, plan, split
 from gnnx.cache.rows import RowSet
 from gnnx.cache.staging import StagedWindow
-from gnnx.cache.strategy import Demand, Strategy, choose, held_bytes, read_cost
+from gnnx.cache.strategy import Demand, Strategy, choose, held_bytes, lengths, read_cost
 from gnnx.cache.typed import (
     HeteroAhead,
     HeteroDecision,
@@ -37,6 +38,8 @@ __all__ = [
     "Decision",
     "Demand",
     "Demands",
+    "DrawNeeds",
+    "DrawPlan",
     "FeatureCache",
     "Forecast",
     "HeteroAhead",
@@ -55,6 +58,7 @@ __all__ = [
     "arrange",
     "arrange_typed",
     "choose",
+    "choose_draws",
     "decide",
     "decide_typed",
     "every",
@@ -63,6 +67,7 @@ __all__ = [
     "forecast",
     "held_bytes",
     "hottest",
+    "lengths",
     "overhead_bytes",
     "plan",
     "read_cost",

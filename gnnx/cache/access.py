@@ -188,10 +188,7 @@ def _reach(
 
 
 def expected_pages(
-    graph: GraphStore,
-    seeds: FeatureStore | NDArray[np.int64],
-    fanouts: Sequence[int],
-    batch_size: int,
+    graph: GraphStore, reached: NDArray[np.float32], fanouts: Sequence[int]
 ) -> NDArray[np.float32]:
     """Probability that sampling a batch reads each page of the graph's sources.
 
@@ -203,12 +200,10 @@ def expected_pages(
     ----------
     graph
         In memory or on disk.
-    seeds
-        As of `expected_access`.
+    reached
+        (N,) float32: `expected_access` of all fanouts but the last.
     fanouts
-        As of `expected_access`.
-    batch_size
-        B.
+        All of them; -1 is all neighbours.
 
     Returns
     -------
@@ -218,11 +213,10 @@ def expected_pages(
     Raises
     ------
     BudgetError
-        HOST does not hold `access_bytes` and the answer.
+        HOST does not hold the answer and pieces of the graph.
     """
     expected = graph.ledger.empty(graph.num_pages, np.float32, Tier.HOST, "access")
     expected[:] = 0.0
-    reached = expected_access(graph, seeds, fanouts[:-1], batch_size)
     most = -1 if -1 in fanouts else max(fanouts)
     piece = _piece(graph.ledger)
     for begin in range(0, graph.num_nodes, piece):

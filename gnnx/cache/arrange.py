@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from gnnx.cache.access import access_bytes, every, expected_access, expected_pages, hottest
+from gnnx.cache.draws import DrawNeeds, DrawPlan, choose_draws
 from gnnx.cache.features import FeatureCache
 from gnnx.cache.plan import HostNeeds, HostPlan, plan, split
 from gnnx.cache.strategy import Demand, Kind, Strategy, choose
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 # those to be read (30 measured, where all are read); beside them the sampler's pieces of edges
 _ROW_BYTES = 32
 _PIECE_EDGES, _EDGE_BYTES = 1 << 16, 28
+_ARRAYS = 2  # of a graph: row pointers and sources
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -48,6 +50,8 @@ class Demands:
     """Whether rows may stay in memory, and windows be made."""
     kinds: tuple[Kind, ...]
     """Ways to read rows that may be chosen."""
+    draw_ahead: bool = False
+    """Whether batches may draw together."""
     scratch_bytes: int = 0
     """HOST bytes that sampling a batch takes beside those of its rows and drawn edges."""
 
@@ -66,6 +70,8 @@ class Decision:
     """(N,) of `expected_access`; None as `demand`."""
     pages: NDArray[np.int64] | None
     """Pages of the graph that stay where its sources do not; None where there are none."""
+    draws: DrawPlan | None
+    """How batches draw together where the sources do not stay; None where each does by itself."""
     all_rows: bool
     """Whether all rows stay."""
 
@@ -78,6 +84,8 @@ class Arrangement:
     """The rows that stay, and the source behind them."""
     strategy: Strategy
     """How the others are read."""
+    draws: DrawPlan | None
+    """How batches draw together; None where each does by itself."""
     keep_seeds: bool
     """Whether there is room for the seeds."""
 
@@ -114,11 +122,11 @@ def decide(dataset: Dataset, demands: Demands) -> Decision:
     one_by_one = Strategy("rows", 0, 1, 0, 0, 0.0)
     if shared == plan(None, needs):
         strategy = dataclasses.replace(one_by_one, num_kept=needs.num_rows)
-        return Decision(shared, strategy, None, None, None, all_rows=True)
+        return Decision(shared, strategy, None, None, None, None, all_rows=True)
     if free is None or access_bytes(graph.num_nodes) > free:
-        return Decision(shared, one_by_one, None, None, None, all_rows=False)
+        return Decision(shared, one_by_one, None, None, None, None, all_rows=False)
     drawn = len(demands.fanouts) > 0  # whole parts are read as ranges, which pages do not serve
-    page_scores = _page_scores(graph, demands, free) if sum(needs.topology) and drawn else None
+    paged = _paged(graph, demands, free) if sum(needs.topology) and drawn else None
     scores = expected_access(graph, demands.seeds, demands.fanouts, demands.batch_size)
     # what a batch is expected to have, and some: far less than the most it can have
     needs = _needs(dataset, demands, 1.1 * float(scores.sum()))
@@ -126,33 +134,49 @@ def decide(dataset: Dataset, demands: Demands) -> Decision:
     disk = calibrate(source.file, dataset.io, ledger)
     dataset.io.gap_bytes = disk.gap_bytes
     room, pages = free - shared.batches - shared.seeds - shared.topology, None  # rows may need less
-    if page_scores is not None and shared.topology < sum(needs.topology):
-        held = split(
-            room - graph.page_bytes(0),
-            demand if demands.keep_rows else Demand.of(scores[:0]),
-            needs.row_bytes + 8,
-            Demand.of(page_scores),
-            PAGE_BYTES,
+    if shared.topology == sum(needs.topology):
+        paged = None
+    pointers = len(needs.topology) < _ARRAYS or shared.topology >= needs.topology[0]
+
+    def share_out(*, in_memory: bool) -> tuple[int, DrawPlan | None, Strategy]:
+        """Pages that stay, how batches draw from the others, and how rows are read."""
+        left, num_pages, draws = min(room, shared.room), 0, None
+        if paged is not None:
+            num_pages, draws = _pages_and_draws(
+                room,
+                paged,
+                demand if demands.keep_rows else Demand.of(scores[:0]),
+                needs.row_bytes + 8,
+                may_draw=demands.draw_ahead and pointers,
+                in_memory=in_memory,
+                disk_bytes=ledger.free_bytes(Tier.DISK),
+                gap_bytes=disk.gap_bytes,
+            )
+            held = graph.page_bytes(num_pages) if num_pages else 0
+            left = min(shared.room, room - held - (0 if draws is None else draws.held_bytes))
+        strategy = choose(
+            left,
+            demand,
+            needs.num_rows,
+            needs.row_bytes,
+            demands.num_steps,
+            disk_bytes=ledger.free_bytes(Tier.DISK),
+            gap_bytes=disk.gap_bytes,
+            kinds=demands.kinds if demands.keep_rows else ("rows",),
         )
-        if held:
-            pages = hottest(page_scores, held // PAGE_BYTES, ledger)
-            room -= graph.page_bytes(len(pages))
-    del page_scores
-    strategy = choose(
-        min(room, shared.room),
-        demand,
-        needs.num_rows,
-        needs.row_bytes,
-        demands.num_steps,
-        disk_bytes=ledger.free_bytes(Tier.DISK),
-        gap_bytes=disk.gap_bytes,
-        kinds=demands.kinds if demands.keep_rows else ("rows",),
-    )
+        return num_pages, draws, strategy
+
+    num_pages, draws, strategy = share_out(in_memory=True)
+    if draws is not None and not draws.on_disk and strategy.kind != "rows":
+        # windows of rows want the draws of many batches ahead, which are for the disk
+        num_pages, draws, strategy = share_out(in_memory=False)
+    if paged is not None and num_pages:
+        pages = hottest(paged.scores, num_pages, ledger)
     ranked = scores.nbytes + (0 if pages is None else pages.nbytes)
     most = (free - ranked) // np.dtype(np.int64).itemsize - 64
     count = min(strategy.num_kept, int(np.count_nonzero(scores)), most)
     strategy = dataclasses.replace(strategy, num_kept=count if demands.keep_rows else 0)
-    return Decision(shared, strategy, demand, scores, pages, all_rows=False)
+    return Decision(shared, strategy, demand, scores, pages, draws, all_rows=False)
 
 
 def arrange(dataset: Dataset, demands: Demands) -> Arrangement:
@@ -184,20 +208,59 @@ def arrange(dataset: Dataset, demands: Demands) -> Arrangement:
         ids = np.empty(0, np.int64)
     else:
         ids = hottest(decision.scores, strategy.num_kept, ledger)
-    pages = decision.pages
+    pages, draws = decision.pages, decision.draws
     del decision  # the scores' bytes are the graph's and the rows'
     dataset.graph.pin(shared.topology)
     if pages is not None:
         dataset.graph.keep_pages(pages)
         del pages
-    return Arrangement(FeatureCache(source, ids, ledger), strategy, shared.seeds > 0)
+    return Arrangement(FeatureCache(source, ids, ledger), strategy, draws, shared.seeds > 0)
 
 
-def _page_scores(graph: GraphStore, demands: Demands, free: int) -> NDArray[np.float32] | None:
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Paged:
+    """The pages of a graph's sources, and what batches draw from them."""
+
+    graph: GraphStore
+    scores: NDArray[np.float32]
+    """(`GraphStore.num_pages`,) of `expected_pages`."""
+    needs: DrawNeeds
+
+
+def _paged(graph: GraphStore, demands: Demands, free: int) -> _Paged | None:
     """Rank the pages of the graph, where HOST holds that."""
     if access_bytes(graph.num_nodes) + 4 * graph.num_pages > free:
         return None
-    return expected_pages(graph, demands.seeds, demands.fanouts, demands.batch_size)
+    fanouts = demands.fanouts
+    reached = expected_access(graph, demands.seeds, fanouts[:-1], demands.batch_size)
+    num_nodes = float(reached.sum())
+    scores = expected_pages(graph, reached, fanouts)
+    degree = graph.num_edges / max(1, graph.num_nodes)
+    drawn = [min(degree, fanout) if fanout >= 0 else degree for fanout in fanouts]
+    needs = DrawNeeds(
+        num_nodes=num_nodes,
+        num_edges=num_nodes * (drawn[-1] + max(drawn) / 2),  # earlier hops have fewer nodes
+        num_hops=len(fanouts),
+        id_bytes=graph.index_dtype.itemsize,
+        num_pages=graph.num_pages,
+        pages=Demand.of(scores),
+        num_steps=demands.num_steps,
+    )
+    return _Paged(graph, scores, needs)
+
+
+def _pages_and_draws(
+    room: int, paged: _Paged, rows: Demand, row_bytes: int, *, may_draw: bool, **limits: Any
+) -> tuple[int, DrawPlan | None]:
+    """Share out a room: pages that stay, and how batches draw from the others."""
+
+    def keep(left: int) -> int:
+        held = split(left - paged.graph.page_bytes(0), rows, row_bytes, paged.needs.pages,
+                     PAGE_BYTES)  # fmt: skip
+        return held // PAGE_BYTES
+
+    draws = choose_draws(room, paged.needs, keep, **limits) if may_draw else None
+    return (keep(room) if draws is None else draws.num_kept), draws
 
 
 def _most_rows(demands: Demands) -> float:

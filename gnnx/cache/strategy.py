@@ -37,8 +37,8 @@ if TYPE_CHECKING:
 Kind = Literal["rows", "windows", "packs"]
 
 _BLOCK = 4 << 10  # what a read brings, at least
-# A byte written and read back costs as much as this many bytes streamed: writes are slower.
-_PACK_COST = 3.0
+PACK_COST = 3.0
+"""A byte written and read back costs as much as so many bytes streamed: writes are slower."""
 # Sampling a batch once more must be worth it.
 _GAIN = 0.75
 _SPREAD = 1.03  # a window's rows beside those expected; where they are more, it is shorter
@@ -131,7 +131,7 @@ def choose(
     case = _Case(room, demand, num_rows, row_bytes, num_steps, gap_bytes)
     best = _rows(case)
     bar = best.cost_bytes * (_GAIN if "rows" in kinds else np.inf)
-    for steps in _candidates(num_steps):
+    for steps in candidates(num_steps):
         found = [
             _windows(case, steps),
             _packs(case, steps, disk_bytes),
@@ -197,7 +197,7 @@ def read_cost(count: float, num_rows: int, row_bytes: int, gap_bytes: int = GAP_
     return -whole * float(np.expm1(-count * (max(row_bytes, _BLOCK) + gap_bytes) / whole))
 
 
-def _candidates(num_steps: int) -> list[int]:
+def candidates(num_steps: int) -> list[int]:
     """Lengths of windows to try: each number of windows up to 32, then an eighth apart."""
     tried = {-(-num_steps // count) for count in range(1, 33)}
     tried |= {2**k * m // 8 for k in range(1, 16) for m in range(8, 16)}
@@ -261,7 +261,7 @@ def _packs(case: _Case, steps: int, disk_bytes: int | None) -> Strategy | None:
     batch_bytes = case.row_bytes * _at(demand, kept, demand.beyond(1))
     if disk_bytes is not None and 2 * steps * (_SPREAD * batch_bytes + _BLOCK) > disk_bytes:
         return None
-    cost = _window_cost(case, kept, steps, carried=False) + _PACK_COST * batch_bytes
+    cost = _window_cost(case, kept, steps, carried=False) + PACK_COST * batch_bytes
     return Strategy("packs", kept, steps, piece, room - kept * kept_bytes, cost)
 
 

@@ -21,7 +21,7 @@ import numpy as np
 import torch
 
 from gnnx import ops, threads
-from gnnx.cache import Demands, Lookahead, Strategy, WindowCounts, arrange
+from gnnx.cache import Demands, DrawPlan, Lookahead, Strategy, WindowCounts, arrange, lengths
 from gnnx.errors import BudgetError, GnnxError, RunError, UsageError
 from gnnx.graph import MiniBatch
 from gnnx.loader.seeds import EveryNode, Seeds
@@ -29,7 +29,14 @@ from gnnx.loader.union import edge_union
 from gnnx.memory import Tier
 from gnnx.partition import Partition
 from gnnx.random import Key, permute
-from gnnx.sample import Clusters, ClusterSampler, EdgeValues, NeighborSampler, ValuedSampler
+from gnnx.sample import (
+    Clusters,
+    ClusterSampler,
+    Draws,
+    EdgeValues,
+    NeighborSampler,
+    ValuedSampler,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterator, Sequence
@@ -42,6 +49,7 @@ if TYPE_CHECKING:
     from gnnx.cache.strategy import Kind
     from gnnx.loader.seeds import Split
     from gnnx.loader.trace import Trace
+    from gnnx.sample import Drawn
     from gnnx.store import Dataset, Pending
 
 _KINDS: dict[str | None, tuple[Kind, ...]] = {
@@ -80,9 +88,9 @@ class EpochStats:
     feature_reads: int
     """Reads from the file of features."""
     disk_read_bytes: int
-    """Bytes read from the disk, in whole blocks: features, packs, topology, labels."""
+    """Bytes read from the disk, in whole blocks: features, packs, topology, draws, labels."""
     disk_written_bytes: int
-    """Bytes of rows written to packs."""
+    """Bytes of rows written to packs, and of what was drawn ahead."""
     windows: int
     """Windows that rows were read for."""
     fill_bytes: int
@@ -106,7 +114,8 @@ class Loader:
     HOST memory is shared out (`plan`) when the first epoch begins: what the batches leave keeps
     the topology, then the feature rows that are expected to be wanted most. The rows of the others
     are read a batch at a time, or for a window of batches to come, whatever costs the disk least
-    (`gnnx.cache.choose`).
+    (`gnnx.cache.choose`). Where the sources of the graph do not all stay, batches draw together, a
+    window at a time (`gnnx.sample.Draws`).
 
     Parameters
     ----------
@@ -141,7 +150,7 @@ class Loader:
         ``"expected"``, or None to read every row from the disk, a batch at a time.
     lookahead
         How rows that do not stay are read: ``"auto"``, ``"windows"`` (in memory), ``"packs"`` (on
-        disk), where the budget holds them; None is a batch at a time.
+        disk), where the budget holds them; None is a batch at a time, in drawing as well.
     prefetch
         Batches prepared beside the current one, at most; fewer where a budget is short.
     device
@@ -221,6 +230,7 @@ class Loader:
         self._sampler = self._new_sampler()
         self._features: Any = None
         self._strategy = _ONE_BY_ONE
+        self._draws: DrawPlan | None = None
         self._filled = 0  # bytes read to fill the cache, of those that a report has shown
         self._ahead = prefetch  # batches beside the current one, as the budgets allow
         self._crowded = False  # whether HOST holds a batch only without the cache
@@ -332,7 +342,7 @@ class Loader:
         arranged = arrange(self.dataset, self.demands)
         if arranged.keep_seeds:
             self._seeds.keep(self._ledger)
-        self._strategy = arranged.strategy
+        self._strategy, self._draws = arranged.strategy, arranged.draws
         return arranged.features
 
     @property
@@ -347,12 +357,14 @@ class Loader:
             num_batches=max(1, self.prefetch) + (self.lookahead is not None),
             keep_rows=self.cache is not None,
             kinds=_KINDS[self.lookahead],
+            draw_ahead=self.lookahead is not None,
         )
         if self._clusters is not None:  # each row is wanted once an epoch, with its neighbours
             return dataclasses.replace(
                 demands,
                 seeds=EveryNode(self.dataset.num_nodes),
                 fanouts=(),
+                draw_ahead=False,
                 batch_size=self._clusters.num_nodes,
                 kinds=("rows",),
                 scratch_bytes=_CLUSTER_ROW_BYTES * self._clusters.num_nodes
@@ -366,6 +378,7 @@ class Loader:
             epoch.features.fill_bytes - self._filled,
             epoch.features.fill_bytes,
         )
+        epoch.draws = self._draw_ahead(epoch)
         epoch.begin(self._look_ahead(epoch), fill_bytes)
         self._current = epoch
         try:
@@ -376,7 +389,7 @@ class Loader:
             self.epoch = epoch.number + 1
         finally:
             if epoch.is_own:  # a forked child would wait for threads that it does not have
-                epoch.ahead.stop()
+                epoch.stop()
                 _discard(epoch.jobs, self.timeout_s)
                 epoch.end()
 
@@ -385,9 +398,8 @@ class Loader:
 
         def wanted(step: int) -> NDArray[np.int64]:
             key, begin = Key(self.seed, epoch.number, step), time.perf_counter()
-            rows: NDArray[np.int64] = self._sampler.reach(
-                self._seeds.ids(self._positions(key)), key
-            )
+            seeds = self._seeds.ids(self._positions(key))
+            rows: NDArray[np.int64] = self._sampler.reach(seeds, key, *epoch.drawn(step))
             if self.trace is not None:
                 end = time.perf_counter()
                 self.trace.add("look ahead", begin, end, epoch=epoch.number, step=step)
@@ -401,6 +413,27 @@ class Loader:
             epoch.num_steps,
             self.timeout_s,
             first_step=epoch.first + epoch.num_done,
+        )
+
+    def _draw_ahead(self, epoch: _Epoch) -> Draws | None:
+        """Begin to draw for the epoch's batches, where they draw together."""
+        first = epoch.first + epoch.num_done
+        if self._draws is None or first == epoch.num_steps:
+            return None
+
+        def batch(step: int) -> tuple[NDArray[np.int64], Key]:
+            key = Key(self.seed, epoch.number, step)
+            return self._seeds.ids(self._positions(key)), key
+
+        return Draws(
+            self.dataset,
+            self.fanouts,
+            batch,
+            lengths(self._draws.steps, epoch.num_steps - first),
+            on_disk=self._draws.on_disk,
+            buffer_bytes=self._draws.buffer_bytes,
+            timeout_s=self.timeout_s,
+            first_step=first,
         )
 
     def _positions(self, key: Key) -> NDArray[np.int64]:
@@ -420,14 +453,14 @@ class Loader:
         begun when it is the next one.
         """
         while epoch.num_begun <= min(last, epoch.num_steps - 1):
-            if epoch.jobs and not epoch.ahead.is_ready(epoch.num_begun):
+            if epoch.jobs and not epoch.is_ready(epoch.num_begun):
                 break
             epoch.jobs.append(self._begin(epoch, epoch.num_begun))
             epoch.num_begun += 1
 
     def _begin(self, epoch: _Epoch, step: int) -> _Job:
         key, progress = Key(self.seed, epoch.number, step), _Progress()
-        future = threads.submit(self._prepare, key, epoch.ahead, progress)
+        future = threads.submit(self._prepare, key, epoch, epoch.ahead, progress)
         return _Job(step, progress, future)
 
     def _next(self, epoch: _Epoch) -> MiniBatch:
@@ -452,7 +485,7 @@ class Loader:
         return batch
 
     def _make_room(self, epoch: _Epoch, tier: str) -> bool:
-        """Give up what a batch can do without: those after it, windows, then the kept rows."""
+        """Give up what a batch can do without: those after it, windows, draws, the kept rows."""
         epoch.jobs.popleft()
         if self._ahead:
             self._ahead -= 1
@@ -466,6 +499,11 @@ class Loader:
             epoch.windows += epoch.ahead.close()
             epoch.ahead = self._look_ahead(epoch)
             return True
+        if tier == Tier.HOST.value and epoch.draws is not None:
+            _log.warning("Drawing ahead is given up: a batch needs its memory.")
+            self._draws = None
+            epoch.end_draws()
+            return True
         if tier == Tier.HOST.value and epoch.features.is_filled:
             _log.warning("The feature cache is given up: a batch needs its memory.")
             self._crowded = True
@@ -473,7 +511,7 @@ class Loader:
             return True
         return False
 
-    def _prepare(self, key: Key, ahead: Lookahead, progress: _Progress) -> _Coming:
+    def _prepare(self, key: Key, epoch: _Epoch, ahead: Lookahead, progress: _Progress) -> _Coming:
         """Prepare a batch up to what the disk has yet to bring; runs on the pool.
 
         It does not wait for the rows, so that the pool's threads sample or compute meanwhile.
@@ -483,7 +521,7 @@ class Loader:
         seeds, y = self._seeds.fetch(positions)
         progress.enter("sampling")
         begin = time.perf_counter()
-        blocks = self._sampler.sample(seeds, key)
+        blocks = self._sampler.sample(seeds, key, *epoch.drawn(key.step))
         edge_index = edge_union(blocks, self._ledger) if self._edge_index else None
         sampled = time.perf_counter()
         progress.enter("fetching features")
@@ -529,7 +567,7 @@ class Loader:
         finally:
             del job  # the error's traceback holds this frame, which must not hold the error too
         done = epoch.jobs.popleft()  # not before: an interrupt leaves it to whoever tidies up
-        epoch.ahead.done(done.step)
+        epoch.done(done.step)
         epoch.sample_s += coming.sample_s
         epoch.copy_s += coming.copy_s
         return self._batch(coming, x, y).to(self.device)
@@ -556,7 +594,9 @@ class _Epoch:
         self.number, self.first, self.num_steps = number, first, num_steps
         self.features, self._io = features, dataset.io
         self.ahead: Lookahead  # from the first step on
+        self.draws: Draws | None = None
         self.windows = WindowCounts()  # of those given up
+        self._drawn_bytes = 0  # written by draws that have ended
         self.jobs: collections.deque[_Job] = collections.deque()
         self.num_begun, self.num_done = first, 0
         self.sample_s = self.copy_s = self.wait_s = 0.0
@@ -581,9 +621,38 @@ class _Epoch:
         self.ahead, self._fill_bytes = ahead, fill_bytes
         self._before = self._read()
 
+    def drawn(self, step: int) -> tuple[Drawn | None, ...]:
+        """Further arguments of the sampler: what the step draws, where batches draw together."""
+        draws = self.draws
+        return () if draws is None else (draws.of(step),)
+
+    def is_ready(self, step: int) -> bool:
+        """Whether preparing a step would not wait for what is made ahead."""
+        return self.ahead.is_ready(step) and (self.draws is None or self.draws.is_ready(step))
+
+    def done(self, step: int) -> None:
+        """Tell that the batches up to a step are complete."""
+        self.ahead.done(step)
+        if self.draws is not None:
+            self.draws.done(step)
+
+    def stop(self) -> None:
+        """Let nobody wait any longer for what is made ahead."""
+        self.ahead.stop()
+        if self.draws is not None:
+            self.draws.stop()
+
+    def end_draws(self) -> None:
+        """Draw no longer ahead; nobody uses what was drawn."""
+        if self.draws is not None:
+            self.draws.close()
+            self._drawn_bytes += self.draws.bytes_written
+            self.draws = None
+
     def end(self) -> None:
         """Count no longer."""
         self.windows += self.ahead.close()
+        self.end_draws()
         del self.ahead  # it knows the loader, which knows the last pass
         self._final = self._count(self.windows)
 
@@ -603,6 +672,7 @@ class _Epoch:
 
     def _count(self, windows: WindowCounts) -> EpochStats:
         before, now = self._before, self._read()
+        drawn_bytes = self._drawn_bytes + (0 if self.draws is None else self.draws.bytes_written)
         asked = now.asked - before.asked
         one_by_one = asked.rows_missed - windows.rows_staged - windows.rows_unpacked
         shared = max(0, windows.rows_staged - windows.rows_read)
@@ -617,7 +687,7 @@ class _Epoch:
             feature_read_bytes=now.feature_bytes - before.feature_bytes,
             feature_reads=now.feature_reads - before.feature_reads,
             disk_read_bytes=now.disk_bytes - before.disk_bytes,
-            disk_written_bytes=windows.rows_packed * self.features.row_bytes,
+            disk_written_bytes=windows.rows_packed * self.features.row_bytes + drawn_bytes,
             windows=windows.windows,
             fill_bytes=self._fill_bytes,
             steps=self.num_done,

@@ -31,45 +31,132 @@ def row_ends(degree: Any, fanout: Any, indptr: Any) -> None:
         indptr[d + 1] = end
 
 
-@kernel
-def draw(node: Any, start: Any, degree: Any, fanout: Any, state: Any, positions: Any) -> None:
-    """Draw the edges of some rows: distinct positions in the CSR, ascending in a row.
+@inlined
+def _draw_row(base: Any, degree: Any, count: Any, bits: Any, picks: Any, row: Any) -> None:
+    """Draw `count` of a row's edges: distinct positions in the CSR, ascending.
 
-    All of a row where it keeps its degree. Else k of d by Floyd's subset draw (Bentley and Floyd,
+    All of the row where that is its degree. Else k of d by Floyd's subset draw (Bentley and Floyd,
     "A sample of brilliance", 1987): for j = 0 … k - 1 a number in [0, d - k + j], or that bound
     itself where the number is picked already. Every subset is equally likely, at a cost that does
-    not depend on d. The bits are SplitMix64's stream that starts at mix(state ^ mix(node)).
+    not depend on d. The bits are SplitMix64's stream that starts at `bits`.
     Searching and sorting k picks by comparing all with all takes no branch that could be
     mispredicted: 5 ns an edge against 12 by insertion. Beyond `_FEW` picks, where the square
     shows, the images of 0 … k - 1 under a permutation of [0, d), keyed by the same number, are
     sorted.
     """
+    if count == degree:
+        for j in range(count):
+            row[j] = base + j
+    elif count <= _FEW:
+        for j in range(count):
+            bits += np.uint64(GAMMA)
+            last = degree - count + j
+            pick, taken = below(mix(bits), last + 1), False
+            for other in range(j):
+                taken |= picks[other] == pick
+            picks[j] = last if taken else pick
+        for j in range(count):
+            rank = 0
+            for other in range(count):
+                rank += picks[other] < picks[j]
+            row[rank] = base + picks[j]
+    else:
+        for j in range(count):
+            row[j] = base + permuted(j, degree, bits)
+        row[:count].sort()
+
+
+@kernel
+def draw(node: Any, start: Any, degree: Any, fanout: Any, state: Any, positions: Any) -> None:
+    """Draw the edges of some rows, those of a node by the bits mix(state ^ mix(node))."""
     picks = np.empty(_FEW, np.int64)
     end = 0
     for i in range(node.shape[0]):
-        base, d, k = start[i], degree[i], _num_drawn(degree[i], fanout)
-        row, end = positions[end : end + k], end + k
-        bits = mix(state ^ mix(node[i]))
-        if k == d:
-            for j in range(k):
-                row[j] = base + j
-        elif k <= _FEW:
-            for j in range(k):
-                bits += np.uint64(GAMMA)
-                last = d - k + j
-                pick, taken = below(mix(bits), last + 1), False
-                for other in range(j):
-                    taken |= picks[other] == pick
-                picks[j] = last if taken else pick
-            for j in range(k):
-                rank = 0
-                for other in range(k):
-                    rank += picks[other] < picks[j]
-                row[rank] = base + picks[j]
+        count = _num_drawn(degree[i], fanout)
+        row, end = positions[end : end + count], end + count
+        _draw_row(start[i], degree[i], count, mix(state ^ mix(node[i])), picks, row)
+
+
+@kernel
+def mark_pages(
+    node: Any, fanout: Any, state: Any, indptr: Any, page_entries: Any, row: Any, wanted: Any
+) -> Any:
+    """Set ``wanted[page]`` for each page that the draws of some rows come from; count the draws.
+
+    `row` is scratch of as many places as a row draws, where it does not draw all.
+    """
+    picks = np.empty(_FEW, np.int64)
+    total = 0
+    for i in range(node.shape[0]):
+        prefetch(indptr, np.int64(node[min(i + _AHEAD, node.shape[0] - 1)]))
+        start, end = indptr[node[i]], indptr[node[i] + 1]
+        count = _num_drawn(end - start, fanout)
+        if count == 0:
+            continue
+        total += count
+        first, last = start // page_entries, (end - 1) // page_entries
+        if count == end - start:
+            for page in range(first, last + 1):
+                wanted[page] = True
+        elif first == last:
+            wanted[first] = True
         else:
-            for j in range(k):
-                row[j] = base + permuted(j, d, bits)
-            row.sort()
+            _draw_row(start, end - start, count, mix(state ^ mix(node[i])), picks, row)
+            for j in range(count):
+                wanted[row[j] // page_entries] = True
+    return total
+
+
+@kernel
+def draw_before(
+    node: Any, fanout: Any, state: Any, indptr: Any, row: Any, at: Any, begin: Any, end: Any,
+    sources: Any, positions: Any, out: Any,
+) -> Any:  # fmt: skip
+    """Draw the edges of ascending rows as far as they lie before position `end`.
+
+    ``at`` (2,) is the row to go on from and how many of its draws were taken; it is moved on.
+    ``out`` gets ``sources[position - begin]`` of each draw. Returns how many, all of `out` where
+    there may be more. `row` as of `mark_pages`; `positions` is scratch, as long as `out`.
+    """
+    picks = np.empty(_FEW, np.int64)
+    size, i, taken = 0, at[0], at[1]
+    while i < node.shape[0]:
+        prefetch(indptr, np.int64(node[min(i + _AHEAD, node.shape[0] - 1)]))
+        start, degree = indptr[node[i]], indptr[node[i] + 1] - indptr[node[i]]
+        if start >= end:
+            break
+        count = _num_drawn(degree, fanout)
+        if taken == 0 and start + degree <= end and count <= out.shape[0] - size:
+            _draw_row(start, degree, count, mix(state ^ mix(node[i])), picks, positions[size:])
+            size += count
+            i += 1
+            continue
+        if count < degree:
+            _draw_row(start, degree, count, mix(state ^ mix(node[i])), picks, row)
+        while taken < count and size < out.shape[0]:
+            position = start + taken if count == degree else row[taken]
+            if position >= end:
+                break
+            positions[size] = position
+            size, taken = size + 1, taken + 1
+        if taken < count:
+            break
+        i, taken = i + 1, 0
+    at[0], at[1] = i, taken
+    for j in range(size):  # apart from the draws, so that many misses are under way at once
+        out[j] = sources[positions[j] - begin]
+    return size
+
+
+@kernel
+def distinct(values: Any) -> Any:
+    """Move the distinct ones of ascending values to the front; returns how many they are."""
+    count = 0
+    for i in range(values.shape[0]):
+        if i == 0 or values[i] != values[count - 1]:
+            values[count] = values[i]
+            count += 1
+    return count
 
 
 @inlined

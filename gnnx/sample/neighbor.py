@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
     from gnnx.memory import Ledger
     from gnnx.random import Key
+    from gnnx.sample.draws import Drawn
     from gnnx.store import GraphStore
 
 _PIECE = 1 << 16  # most edges drawn at a time: 0.75 MiB of positions and sources
@@ -83,7 +84,9 @@ class NeighborSampler:
     def __repr__(self) -> str:
         return f"NeighborSampler({self.graph!r}, {list(self.fanouts)})"
 
-    def sample(self, seeds: NDArray[np.int64] | torch.Tensor, key: Key) -> list[Block]:
+    def sample(
+        self, seeds: NDArray[np.int64] | torch.Tensor, key: Key, drawn: Drawn | None = None
+    ) -> list[Block]:
         """Sample the blocks of a batch.
 
         Parameters
@@ -92,6 +95,8 @@ class NeighborSampler:
             (B,) integers, distinct nodes.
         key
             Seed, epoch and step; its layer becomes the hop, 0 at the seeds.
+        drawn
+            What `Draws` has drawn for this batch, which then reads no source from the graph.
 
         Returns
         -------
@@ -110,12 +115,15 @@ class NeighborSampler:
         seen = self._started(seeds)
         reached, blocks = _Reached(self.graph, seen), []
         for layer, fanout in enumerate(self.fanouts):
-            block, reached = self._hop(seen, reached, fanout, key._replace(layer=layer))
+            sources = None if drawn is None else drawn.sources(layer)
+            block, reached = self._hop(seen, reached, fanout, key._replace(layer=layer), sources)
             blocks.append(block)
         self._idle.append(seen)  # not after an error: its bytes then go back to the budget
         return blocks[::-1]
 
-    def reach(self, seeds: NDArray[np.int64] | torch.Tensor, key: Key) -> NDArray[np.int64]:
+    def reach(
+        self, seeds: NDArray[np.int64] | torch.Tensor, key: Key, drawn: Drawn | None = None
+    ) -> NDArray[np.int64]:
         """Nodes that `sample` would reach, without the blocks: what a batch is going to want.
 
         Parameters
@@ -123,6 +131,8 @@ class NeighborSampler:
         seeds
             As of `sample`.
         key
+            As of `sample`.
+        drawn
             As of `sample`.
 
         Returns
@@ -144,6 +154,12 @@ class NeighborSampler:
             start, degree = self.graph.rows(nodes)
             ends = self._scratch(len(nodes) + 1)
             _kernels.row_ends(degree, fanout, ends)
+            if drawn is not None:
+                sources = drawn.sources(layer)
+                found = self.graph.ledger.empty(len(sources), sources.dtype, Tier.HOST, "sampler")
+                _kernels.order_rows(_ascending(nodes, self.graph.ledger), ends, sources, found)
+                seen.number(found, found)
+                continue
             state = np.uint64(key._replace(layer=layer).fold())
             for rows, edges in _pieces(ends):
                 positions = self._scratch(edges.stop - edges.start)
@@ -164,10 +180,24 @@ class NeighborSampler:
         seen.start(ids)
         return seen
 
-    def _hop(self, seen: Numbering, dst: _Reached, fanout: int, key: Key) -> tuple[Block, _Reached]:
+    def _hop(
+        self,
+        seen: Numbering,
+        dst: _Reached,
+        fanout: int,
+        key: Key,
+        sources: NDArray[Any] | None,
+    ) -> tuple[Block, _Reached]:
         """Draw in-edges of all nodes reached so far, and number their sources."""
         indptr, indices, e_id = draw_edges(
-            self.graph, dst.id.numpy(), dst.rows, fanout, key, seen, edge_ids=self.edge_ids
+            self.graph,
+            dst.id.numpy(),
+            dst.rows,
+            fanout,
+            key,
+            seen,
+            edge_ids=self.edge_ids,
+            sources=sources,
         )
         src = _Reached(self.graph, seen)
         block = Block(
@@ -327,6 +357,7 @@ def draw_edges(
     seen: Numbering,
     *,
     edge_ids: bool,
+    sources: NDArray[Any] | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
     """Draw in-edges of nodes, and number their sources.
 
@@ -346,6 +377,8 @@ def draw_edges(
         Numbers the sources.
     edge_ids
         Whether to tell which edges were drawn.
+    sources
+        (E,) what is drawn, the destinations ascending, where that is known; else the graph tells.
 
     Returns
     -------
@@ -362,6 +395,15 @@ def draw_edges(
     dtype = torch.int32 if seen.count + num_edges <= 2**31 else torch.int64
     indices = tensor(num_edges, dtype)
     e_id = tensor(num_edges, torch.int64) if edge_ids else None
+    if sources is not None:
+        place = indices.numpy()
+        if place.dtype != sources.dtype:
+            place = graph.ledger.empty(num_edges, sources.dtype, Tier.HOST, "sampler")
+        _kernels.order_rows(_ascending(nodes, graph.ledger), indptr.numpy(), sources, place)
+        seen.number(place, indices.numpy())  # a number takes its node's place
+        if e_id is not None:
+            _kernels.draw(nodes, start, degree, fanout, np.uint64(key.fold()), e_id.numpy())
+        return indptr, indices, e_id
     pieces = list(_pieces(indptr.numpy()))
     longest = max((edges.stop - edges.start for _, edges in pieces), default=0)
     scratch = graph.ledger.empty(longest if e_id is None else 0, np.int64, Tier.HOST, "sampler")
@@ -392,6 +434,21 @@ def transposed(
     )
     ops.transpose(indptr, indices, num_src, out=out)
     return out
+
+
+def _ascending(nodes: NDArray[np.int64], ledger: Ledger) -> NDArray[np.int64]:
+    """Places of distinct nodes in the order of the nodes: a sort of these with places behind."""
+    bits = max(1, len(nodes) - 1).bit_length()
+    keys = ledger.empty(len(nodes), np.int64, Tier.HOST, "sampler")
+    places = ledger.empty(len(nodes), np.int64, Tier.HOST, "sampler")
+    places[:] = 1
+    places[:1] = 0
+    np.cumsum(places, out=places)
+    np.left_shift(nodes, bits, out=keys)
+    keys |= places
+    keys.sort()
+    keys &= (1 << bits) - 1
+    return keys
 
 
 def _pieces(indptr: NDArray[np.int64]) -> Iterator[tuple[slice, slice]]:

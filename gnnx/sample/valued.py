@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from gnnx.graph import Block
     from gnnx.random import Key
     from gnnx.sample.cluster import ClusterSampler
+    from gnnx.sample.draws import Drawn
     from gnnx.sample.neighbor import NeighborSampler
     from gnnx.store import Dataset, DiskFeatures
 
@@ -125,7 +126,9 @@ class ValuedSampler:
     def __repr__(self) -> str:
         return f"ValuedSampler({self._sampler!r})"
 
-    def sample(self, seeds: NDArray[np.int64] | torch.Tensor, key: Key) -> list[Block]:
+    def sample(
+        self, seeds: NDArray[np.int64] | torch.Tensor, key: Key, *drawn: Drawn | None
+    ) -> list[Block]:
         """Sample the blocks of distinct seeds, outermost first, with values.
 
         Parameters
@@ -134,15 +137,19 @@ class ValuedSampler:
             As of the sampler.
         key
             As of the sampler.
+        *drawn
+            As of the sampler, where it takes it.
 
         Returns
         -------
         list of Block
             The sampler's, with values.
         """
-        return [self._values.fill(block) for block in self._sampler.sample(seeds, key)]
+        return [self._values.fill(block) for block in self._sampler.sample(seeds, key, *drawn)]
 
-    def reach(self, seeds: NDArray[np.int64] | torch.Tensor, key: Key) -> NDArray[np.int64]:
+    def reach(
+        self, seeds: NDArray[np.int64] | torch.Tensor, key: Key, *drawn: Drawn | None
+    ) -> NDArray[np.int64]:
         """Nodes that `sample` would reach.
 
         Parameters
@@ -151,10 +158,12 @@ class ValuedSampler:
             As of the sampler.
         key
             As of the sampler.
+        *drawn
+            As of the sampler, where it takes it.
 
         Returns
         -------
         ndarray
             (S,) int64.
         """
-        return self._sampler.reach(seeds, key)
+        return self._sampler.reach(seeds, key, *drawn)

@@ -318,6 +318,24 @@ def gather_pages(positions: Any, page_entries: Any, slot: Any, pages: Any, out: 
 
 
 @kernel
+def stage_pages(wanted: Any, slot: Any, pages: Any, buffer: Any, absent: Any) -> Any:
+    """Copy the wanted pages that are kept to their places in a buffer; list and count the others.
+
+    `slot` is empty where no pages are kept.
+    """
+    n = 0
+    for i in range(buffer.shape[0]):
+        if not wanted[i]:
+            continue
+        if slot.shape[0] > 0 and slot[i] >= 0:
+            buffer[i] = pages[slot[i]]
+        else:
+            absent[n] = i
+            n += 1
+    return n
+
+
+@kernel
 def set_bits(ids: Any, bits: Any) -> None:
     """Set the bit of each id in a bitmap of bytes."""
     for i in range(ids.shape[0]):

@@ -249,6 +249,23 @@ class ScratchRows(DiskFeatures):
             self._write(first, raw[:size])
             begin = end
 
+    def write_range(self, first: int, rows: torch.Tensor) -> None:
+        """Write consecutive rows, at any place and in any order of calls.
+
+        Parameters
+        ----------
+        first
+            Where the first row goes.
+        rows
+            (R, ...). Contiguous, on the CPU, of the row shape and dtype.
+
+        Raises
+        ------
+        ResourceError
+            The disk is full.
+        """
+        self._write(first, memoryview(rows.view(-1).view(torch.uint8).numpy()))  # type: ignore[arg-type]
+
     def _write(self, first: int, raw: memoryview) -> None:
         scratch = self._scratch
         write_all(scratch.fd, raw, first * self.row_bytes, self.path)

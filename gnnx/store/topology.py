@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from gnnx.memory import Ledger
-    from gnnx.store.engine import ReadEngine
+    from gnnx.store.engine import Job, ReadEngine
     from gnnx.store.features import DiskFeatures
 
 PAGE_BYTES = _kernels.BLOCK
@@ -42,6 +42,17 @@ class Rows(NamedTuple):
     """Where the rows begin in `indices`, from 0 to its length."""
     indices: NDArray[Any]
     """Their sources; not to be written to."""
+
+
+class Stretch(NamedTuple):
+    """Consecutive positions of a CSR."""
+
+    begin: int
+    """The first position."""
+    end: int
+    """The position after the last one."""
+    sources: NDArray[Any]
+    """Their sources, of wanted pages alone, until the next stretch is asked for."""
 
 
 class _Pages(NamedTuple):
@@ -177,7 +188,7 @@ class GraphStore:
         if self._resident_indices is None and self._pages is None:
             out = self._empty(len(positions), self.index_dtype)
             self._indices.read(positions, torch.from_numpy(out))
-            self._check_sources(out)
+            self.check_sources(out)
             return out
         self._check(self._indices, positions, self.num_edges, "position")
         out = self._empty(len(positions), self.index_dtype)
@@ -192,7 +203,7 @@ class GraphStore:
             positions, self.page_entries, kept.slot, kept.pages, out, absent, places
         )
         self._indices.read(absent, torch.from_numpy(out), places)
-        self._check_sources(out)
+        self.check_sources(out)
         return out
 
     def has_loop(self, nodes: NDArray[np.int64]) -> NDArray[np.bool_]:
@@ -281,13 +292,87 @@ class GraphStore:
                 WAIT_S
             )
             end = self.num_edges - int(pages[-1]) * self.page_entries  # the last page may be short
-            self._check_sources(kept[:-1].reshape(-1))
-            self._check_sources(kept[-1, :end])
+            self.check_sources(kept[:-1].reshape(-1))
+            self.check_sources(kept[-1, :end])
         self._pages = _Pages(slot, kept)
 
     def drop_pages(self) -> None:
         """Give back what `keep_pages` keeps."""
         self._pages = None
+
+    def pointers(self) -> NDArray[np.int64]:
+        """Give the row pointers, which are in RAM, for kernels that look nothing up.
+
+        Returns
+        -------
+        ndarray
+            (N + 1,) int64, ascending from 0 to E at most; not to be written to.
+
+        Raises
+        ------
+        DataError
+            They are damaged.
+        """
+        indptr = self._resident_indptr
+        assert indptr is not None  # whoever asks has seen to it
+        bad = _kernels.check_pointers(indptr, self.num_edges)
+        if bad >= 0:
+            raise self._bad_row(bad, int(indptr[bad]), int(indptr[bad + 1]))
+        return indptr
+
+    def sweep(self, wanted: NDArray[np.bool_], buffer_bytes: int) -> Iterator[Stretch]:
+        """Bring wanted pages in the order of the file; the next ones are read meanwhile.
+
+        Parameters
+        ----------
+        wanted
+            (`num_pages`,) bool.
+        buffer_bytes
+            HOST bytes that two stretches may take; a page each is the least.
+
+        Yields
+        ------
+        Stretch
+            Each wanted page is in one of them.
+
+        Raises
+        ------
+        BudgetError
+            HOST does not hold two stretches.
+        """
+        most = max(1, min(buffer_bytes // (2 * PAGE_BYTES), self.num_pages))
+        shape = most, self.page_entries
+        buffers = [
+            self.ledger.empty(shape, self.index_dtype, Tier.HOST, "sampler") for _ in range(2)
+        ]
+        waiting: tuple[int, NDArray[Any], Job | None] | None = None
+        page, turn = _next(wanted, 0), 0
+        while page < self.num_pages or waiting is not None:
+            ready, waiting = waiting, None
+            if page < self.num_pages:
+                buffer = buffers[turn][: self.num_pages - page]
+                waiting = page, buffer, self._stage(wanted, page, buffer)
+                page, turn = _next(wanted, page + most), 1 - turn
+            if ready is not None:
+                first, buffer, job = ready
+                if job is not None:
+                    job.wait(WAIT_S)
+                begin = first * self.page_entries
+                yield Stretch(begin, begin + buffer.size, buffer.reshape(-1))
+
+    def _stage(self, wanted: NDArray[np.bool_], first: int, buffer: NDArray[Any]) -> Job | None:
+        """Begin to bring the wanted pages from `first` on to their places in a buffer."""
+        kept = self._pages or _Pages(np.empty(0, np.int32), buffer[:0])
+        absent = self._empty(len(buffer), np.dtype(np.int64))
+        count = _kernels.stage_pages(wanted[first:], kept.slot[first:], kept.pages, buffer, absent)
+        if not count:
+            return None
+        absent = absent[:count]
+        base, size = HEADER_BYTES + first * PAGE_BYTES, HEADER_BYTES + self._indices.entry.num_bytes
+        layout, raw = Layout(base, PAGE_BYTES, PAGE_BYTES, size), buffer.reshape(-1).view(np.uint8)
+        return self._engine.submit(
+            self._indices.file, layout, absent, raw, num_rows=count, slots=absent
+        )
 
     @property
     def unpinned(self) -> tuple[int, ...]:
@@ -321,7 +406,7 @@ class GraphStore:
             whole = self._resident_indptr is not None
             if whole and self._resident_indices is None and sources <= limit_bytes:
                 indices = self._load(self._indices)
-                self._check_sources(indices)
+                self.check_sources(indices)
                 self._resident_indices = indices
         return pointers + sources - sum(self.unpinned)
 
@@ -387,10 +472,10 @@ class GraphStore:
             if now is not None:
                 first, local, edges = now
                 indices = edges.wait().numpy()
-                self._check_sources(indices)
+                self.check_sources(indices)
                 yield Rows(first, local, indices)
 
-    def _check_sources(self, sources: NDArray[Any]) -> None:
+    def check_sources(self, sources: NDArray[Any]) -> None:
         """Hold what came from the disk against the number of sources."""
         bad, _ = _kernels.check_ids(sources, self._num_sources)
         if bad >= 0:
@@ -418,6 +503,13 @@ class GraphStore:
 
     def _empty(self, size: int, dtype: np.dtype[Any]) -> NDArray[Any]:
         return self.ledger.empty(size, dtype, Tier.HOST, "sampler")
+
+
+def _next(wanted: NDArray[np.bool_], page: int) -> int:
+    """Find the first wanted page from one on, or the number of pages."""
+    there = wanted[page:]
+    found = int(there.argmax()) if len(there) else 0
+    return page + (found if len(there) and there[found] else len(there))
 
 
 def _range(array: DiskFeatures, resident: NDArray[Any] | None, begin: int, end: int) -> Pending:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from torch import nn
 
-    from gnnx.cache import Demand, Forecast, HostPlan, Strategy
+    from gnnx.cache import Demand, DrawPlan, Forecast, HostPlan, Strategy
     from gnnx.cache.strategy import Kind
     from gnnx.loader import Loader
     from gnnx.memory import Ledger
@@ -70,7 +70,7 @@ class Plan:
     disk_read_bytes: int
     """Read in an epoch: features, packs, and what does not stay of topology, seeds and labels."""
     disk_written_bytes: int
-    """Written to packs in an epoch."""
+    """Written to packs and of draws in an epoch."""
     fill_bytes: int
     """Read before the first epoch to fill the cache."""
     sample_s: float
@@ -94,6 +94,11 @@ class _Batch:
     read_s: float
     sample_s: float
     compute_s: float
+
+    @property
+    def other_read_s(self) -> float:
+        """Of reading, what was not for features."""
+        return self.read_s * self.other_bytes / max(1, self.other_bytes + self.feature_bytes)
 
 
 def check_memory(model: nn.Module, *, num_states: int = 2) -> None:
@@ -154,6 +159,8 @@ class _Decided:
     """Bytes of the graph that stay, pages included."""
     tables: tuple[_Table, ...]
     """None where no type has features."""
+    draws: DrawPlan | None = None
+    """How batches draw together from a graph on disk."""
 
     @property
     def kind(self) -> Kind:
@@ -178,7 +185,7 @@ def _decide(loader: Loader) -> _Decided:
         )
         return _Decided(typed.shared, typed.shared.topology, tables)
     decision = decide(dataset, loader.demands)
-    shared, pages = decision.shared, decision.pages
+    shared, pages, draws = decision.shared, decision.pages, decision.draws
     table = _Table(dataset.features, decision.strategy, decision.demand)
     del decision  # the scores' bytes
     dataset.graph.pin(shared.topology)
@@ -186,7 +193,7 @@ def _decide(loader: Loader) -> _Decided:
     if pages is not None:
         dataset.graph.keep_pages(pages)
         topology += dataset.graph.page_bytes(len(pages))
-    return _Decided(shared, topology, (table,))
+    return _Decided(shared, topology, (table,), draws)
 
 
 def make_plan(
@@ -218,12 +225,14 @@ def make_plan(
     """
     dataset, num_steps = loader.dataset, len(loader)
     ledger, decided = dataset.ledger, _decide(loader)
-    shared, tables = decided.shared, decided.tables
+    shared, tables, draws = decided.shared, decided.tables, decided.draws
     batches = _rehearse(loader, model, step, tables)
     rows = statistics.mean(batch.num_rows for batch in batches)
     other = statistics.mean(batch.other_bytes for batch in batches)
     if shared.seeds or shared.topology:
         other = other if any(graph.unpinned for graph in dataset.graphs.values()) else 0.0
+    if draws is not None:
+        other = draws.read_bytes
     requested = round(num_steps * rows)
     missed, packed, packed_bytes, written = requested, 0, 0, 0
     read = num_steps * statistics.mean(batch.feature_bytes for batch in batches)
@@ -245,6 +254,10 @@ def make_plan(
         for name in ("sample_s", "compute_s")
     )
     kind, steps = decided.kind, decided.steps
+    if draws is not None:  # in the rehearsal each batch drew for itself, and waited for the disk
+        waited_s = statistics.median(batch.other_read_s for batch in batches)
+        sample_s = max(0.0, sample_s - num_steps * waited_s)
+        disk_s += num_steps * draws.cost_bytes / _bytes_per_s(tables[0], ledger)
     sample_s *= 1 if kind == "rows" else 2  # windows find out first what batches want
     buffers = ledger.owners(Tier.HOST).get("read buffers", 0)
     kept = sum(table.strategy.num_kept * table.source.row_bytes for table in tables)
@@ -258,13 +271,17 @@ def make_plan(
             "batches in preparation": shared.batches,
             "seeds and labels": shared.seeds,
             "topology": decided.topology,
+            "draws": 0 if draws is None else draws.held_bytes,
             "feature rows": kept,
             kind if kind != "rows" else "row index": max(0, lookahead - kept),
         },
         host_budget_bytes=ledger.budget.host,
         device=_device(ledger, tables, num_alive * max(batch.device_bytes for batch in batches)),
         device_budget_bytes=ledger.budget.device,
-        disk={"packs": 2 * round(packed_bytes / num_steps * steps)},
+        disk={
+            "packs": 2 * round(packed_bytes / num_steps * steps),
+            "draws": 0 if draws is None else 2 * round(draws.steps * draws.written_bytes),
+        },
         parameter_bytes=(2 + states) * parameters,
         strategy=kind,
         steps_per_window=steps,
@@ -275,7 +292,8 @@ def make_plan(
         rows_from_disk=missed,
         rows_from_packs=packed,
         disk_read_bytes=round(read + num_steps * other),
-        disk_written_bytes=written,
+        disk_written_bytes=written
+        + (0 if draws is None else round(num_steps * draws.written_bytes)),
         fill_bytes=kept,
         sample_s=sample_s,
         compute_s=compute_s,
