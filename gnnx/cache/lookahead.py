@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from gnnx.store import Dataset, FeatureStore, Pending
 
 _MOST_WINDOWS = 2  # one is used while one is made
+_compiled: set[type[Window]] = set()  # kinds that this process has made before
 _log = logging.getLogger("gnnx")
 
 
@@ -226,8 +227,7 @@ class Lookahead:
             while self._spans:
                 self._drop(self._spans.popleft())
             self._error = None  # its traceback holds frames, and they hold rows
-        gc.collect()  # as in `_make`, of kernels that the batches had compiled
-        return self._counts
+            return self._counts
 
     def _drop(self, span: _Span) -> None:
         """Count what a window did and give back what it holds."""
@@ -284,8 +284,9 @@ class Lookahead:
             window.close()
             raise
         self._publish(_Span(begin, end, window))
-        if before is None:  # compiling kernels leaves arrays in cycles, which the next one lacks
-            gc.collect()
+        if type(window) not in _compiled:
+            _compiled.add(type(window))
+            gc.collect()  # compiling kernels leaves arrays in cycles, which the next one lacks
         return window
 
     def _new_pool(self) -> Pool | None:
