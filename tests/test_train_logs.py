@@ -71,7 +71,9 @@ def test_windows_show_that_they_look_ahead(folder, tmp_path):
     assert loader.stats.rows_from_packs > 0
     events = json.loads((tmp_path / "trace.json").read_text())
     ahead = [event for event in events if event["name"] == "look ahead"]
-    assert [event["args"]["step"] for event in ahead] == list(range(8))
+    steps = [event["args"]["step"] for event in ahead]
+    assert steps == sorted(steps)  # what a window does not hold is looked at again for the next
+    assert set(steps) == set(range(8))
     assert len({event["tid"] for event in ahead}) == 1
 
 
