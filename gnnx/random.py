@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from gnnx import threads
 from gnnx.threads import inlined, kernel
 
 if TYPE_CHECKING:
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 
 GAMMA = 0x9E3779B97F4A7C15  # 2^64 / golden ratio, odd: SplitMix64's increment
 _MASK = (1 << 64) - 1
+_GRAIN = 1 << 12  # positions
 
 
 class Key(NamedTuple):
@@ -63,31 +65,55 @@ def below(bits: Any, bound: Any) -> Any:
 
 
 @inlined
+def _half_bits(size: Any) -> Any:
+    """Half the bits h of a network over [0, size): 4^h >= size."""
+    half = 1
+    while (1 << (2 * half)) < size:
+        half += 1
+    return half
+
+
+@inlined
+def _turned(value: Any, half: Any, state: Any) -> Any:
+    """Image of a uint64 of 2·half bits under a six-round Feistel network."""
+    mask = np.uint64((1 << half) - 1)
+    left, right = value >> np.uint64(half), value & mask
+    for turn in range(6):
+        turned = mix(right ^ (state + np.uint64(turn) * np.uint64(GAMMA)))
+        left, right = right, left ^ (turned & mask)
+    return (left << np.uint64(half)) | right
+
+
+@inlined
 def permuted(position: Any, size: Any, state: Any) -> Any:
     """Image of a position in [0, size) under the permutation that a uint64 stands for.
 
     A six-round Feistel network on twice h bits, 4^h >= size, with cycle walking (Black and Rogaway,
     "Ciphers with arbitrary finite domains", 2002): at most 4 walks on average.
     """
-    half = 1
-    while (1 << (2 * half)) < size:
-        half += 1
-    mask = np.uint64((1 << half) - 1)
+    half = _half_bits(size)
     value = np.uint64(position)
     while True:
-        left, right = value >> np.uint64(half), value & mask
-        for turn in range(6):
-            turned = mix(right ^ (state + np.uint64(turn) * np.uint64(GAMMA)))
-            left, right = right, left ^ (turned & mask)
-        value = (left << np.uint64(half)) | right
+        value = _turned(value, half, state)
         if value < np.uint64(size):
             return np.int64(value)
 
 
 @kernel
 def _permute(positions: Any, size: Any, state: Any, out: Any) -> None:
-    for i in range(positions.shape[0]):
-        out[i] = permuted(positions[i], size, state)
+    """As `permuted`, a walk of all positions at a time: the processor overlaps what is unrelated."""
+    half, count = _half_bits(size), len(positions)
+    out[:] = positions
+    walking = np.arange(count)
+    while count > 0:
+        outside = 0
+        for k in range(count):
+            i = walking[k]
+            value = _turned(np.uint64(out[i]), half, state)
+            out[i] = np.int64(value)
+            walking[outside] = i
+            outside += value >= np.uint64(size)
+        count = outside
 
 
 def permute(positions: NDArray[np.int64], size: int, key: Key) -> NDArray[np.int64]:
@@ -117,5 +143,10 @@ def permute(positions: NDArray[np.int64], size: int, key: Key) -> NDArray[np.int
     if len(positions) and not 0 <= positions.min() <= positions.max() < size:
         raise ValueError(f"positions outside [0, {size})")
     out = np.empty(len(positions), np.int64)
-    _permute(np.ascontiguousarray(positions, np.int64), size, np.uint64(key.fold()), out)
+    given, state = np.ascontiguousarray(positions, np.int64), np.uint64(key.fold())
+    threads.run(
+        lambda begin, end: _permute(given[begin:end], size, state, out[begin:end]),
+        len(given),
+        grain=_GRAIN,
+    )
     return out

@@ -9,6 +9,7 @@ open, and torch, whose GNU OpenMP would wait for lost threads for ever, computes
 
 from __future__ import annotations
 
+import collections
 import concurrent.futures
 import functools
 import itertools
@@ -28,6 +29,7 @@ from numba.extending import intrinsic
 from gnnx.errors import UsageError
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
     from concurrent.futures import Future
 
 # Where compiled kernels are kept: beside the source if unset, or in the user's own cache folder.
@@ -208,6 +210,42 @@ def set_num_threads(count: int) -> None:
 def submit(job: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> Future[T]:
     """Run a job on the pool, beside the caller."""
     return _pool.submit(functools.partial(job, *args, **kwargs))
+
+
+def ahead(jobs: Iterable[Callable[[], T]], count: int) -> Iterator[T]:
+    """Call jobs one after the other, the next ones on the pool while the caller uses a result.
+
+    The caller never waits for a job that has not started, it does that one itself: a pool busy with
+    longer jobs delays nothing. When it ends early, what has started is waited for.
+
+    Parameters
+    ----------
+    jobs
+        Taken in the caller's thread, each when it is begun: job i + count + 1 not before the caller
+        is done with the result of job i, so that count + 1 buffers in turn are enough.
+    count
+        Of jobs under way while the caller uses a result.
+
+    Yields
+    ------
+    T
+        What the jobs return, in order.
+    """
+    begun: collections.deque[tuple[Callable[[], T], Future[T]]] = collections.deque()
+
+    def first() -> T:
+        job, future = begun.popleft()
+        return job() if future.cancel() else future.result()
+
+    try:
+        for job in jobs:
+            begun.append((job, submit(job)))
+            if len(begun) > count:
+                yield first()
+        while begun:
+            yield first()
+    finally:
+        concurrent.futures.wait([future for _, future in begun if not future.cancel()])
 
 
 def _nothing(_begin: int, _end: int) -> None:

@@ -293,13 +293,12 @@ def distribute(
     looped: Any,
     slots: Any,
     used: Any,
-    state: Any,
+    num_loops: Any,
 ) -> Any:
     """Check edges [begin, end) of a piece, and put each into the slots of its buckets.
 
-    Marks nodes as `count_entries` does and adds the loops to `state[0]`. Stops after an edge that
-    fills a slot, whose bucket, or two of them, go to `state[1:]`, or at an edge with an id outside
-    [0, N); returns the edge to go on from.
+    Marks the sources of edges and the nodes of loops, which are added to `num_loops`. Stops after
+    an edge that fills a slot, or at one with an id outside [0, N); returns the edge to go on from.
     """
     size = slots.shape[1]
     for i in range(begin, end):
@@ -309,28 +308,33 @@ def distribute(
         _mark(touched, src)
         if src == dst:
             _mark(looped, src)
-            state[0] += 1
+            num_loops[0] += 1
             if drop_loops:
                 continue
-        else:
-            _mark(touched, dst)
-        full = False
         bucket = dst >> shift
         at = used[bucket]
         slots[bucket, at, 0], slots[bucket, at, 1] = src, dst
         used[bucket] = at + 1
-        if at + 1 == size:
-            state[1], full = bucket, True
+        full = at + 1 == size
         if mirror and src >> shift != bucket:
             bucket = src >> shift
             at = used[bucket]
             slots[bucket, at, 0], slots[bucket, at, 1] = src, dst
             used[bucket] = at + 1
-            if at + 1 == size:
-                state[2], full = bucket, True
+            full = full or at + 1 == size
         if full:
             return i + 1
     return end
+
+
+@kernel
+def count_isolated(counts: Any, least: Any, first_row: Any, touched: Any) -> Any:
+    """Rows of no more than `least` entries whose nodes are not marked."""
+    count = 0
+    for i in range(len(counts)):
+        node = first_row + i
+        count += counts[i] == least and not touched[node >> 3] >> (node & 7) & 1
+    return count
 
 
 @kernel
@@ -419,15 +423,16 @@ def sort_rows(entries: Any, ends: Any, begin: Any, end: Any) -> None:
     """Sort rows [begin, end), in place; row r ends at ends[r]."""
     for row in range(begin, end):
         first, last = ends[row - 1] if row > 0 else 0, ends[row]
-        if last - first > 48:
+        if last - first > 32:
             entries[first:last].sort()
             continue
         for i in range(first + 1, last):
-            entry, j = entries[i], i
-            while j > first and entries[j - 1] > entry:
-                entries[j] = entries[j - 1]
-                j -= 1
-            entries[j] = entry
+            entry = entries[i]
+            for j in range(first, i):  # no branch depends on the entries: none is guessed wrong
+                other = entries[j]
+                entries[j] = min(other, entry)
+                entry = max(other, entry)
+            entries[i] = entry
 
 
 @kernel

@@ -8,10 +8,13 @@ only, and their sizes are held against their headers before anything is read.
 from __future__ import annotations
 
 import ast
+import collections
 import contextlib
+import itertools
 import os
 import struct
 import tempfile
+import threading
 import zipfile
 import zlib
 from typing import TYPE_CHECKING, Any, Self, TypeVar, cast
@@ -33,6 +36,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 _LARGEST_PIECE, _SMALLEST_PIECE = 8 << 20, 64 << 10
+_MOST_BUFFERS = 1024  # that the system writes in one call
 _MAGIC = b"\x93NUMPY"
 _AGAIN = "Fetch or write the file again."
 
@@ -141,39 +145,53 @@ class Workspace:
 
 
 class Scratch:
-    """File without a name that is appended to, then read as an `Array`."""
+    """File without a name that is appended to, by several threads too, then read as an `Array`."""
 
     def __init__(self, fd: int, workspace: Workspace) -> None:
         self.fd, self.size = fd, 0
         self._workspace = workspace
         self._held: list[Reservation] = []
+        self._lock = threading.Lock()
 
-    def append(self, data: NDArray[Any]) -> None:
-        """Write the bytes of an array after those that are there.
+    def append(self, *data: NDArray[Any]) -> int:
+        """Write the bytes of arrays after those that are there, or that others are writing.
 
         Parameters
         ----------
-        data
-            Contiguous.
+        *data
+            Contiguous; written one after the other.
+
+        Returns
+        -------
+        int
+            The byte at which they begin.
 
         Raises
         ------
         ResourceError
             The disk is full.
         """
-        rest = _bytes_of(data)
-        self._held.append(self._workspace.ledger.reserve(len(rest), Tier.DISK, "scratch"))
+        rest = collections.deque(_bytes_of(array) for array in data if array.size)
+        size = sum(map(len, rest))
+        self._held.append(self._workspace.ledger.reserve(size, Tier.DISK, "scratch"))
+        with self._lock:
+            begin = at = self.size
+            self.size += size
         while rest:
             try:
-                written = os.pwrite(self.fd, rest, self.size)
+                written = os.pwritev(self.fd, [*itertools.islice(rest, _MOST_BUFFERS)], at)
             except OSError as error:
                 raise ResourceError(
                     f"scratch file in {self._workspace.folder}: {error.strerror} "
-                    f"writing {len(rest)} bytes at byte {self.size}",
+                    f"writing {begin + size - at} bytes at byte {at}",
                     "Free some space, or write elsewhere.",
                 ) from None
-            self.size += written
-            rest = rest[written:]
+            at += written
+            while rest and written >= len(rest[0]):
+                written -= len(rest.popleft())
+            if written:
+                rest[0] = rest[0][written:]
+        return begin
 
     def release(self) -> None:
         """Give the bytes back to the ledger."""

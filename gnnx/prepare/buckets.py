@@ -6,7 +6,6 @@ and, where reverses are wanted, to that of its source as well; once where they a
 
 from __future__ import annotations
 
-import threading
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -96,7 +95,6 @@ class Buckets:
         self._marks[:] = 0
         self._blocks: list[list[tuple[int, int]]] = [[] for _ in range(self.count)]
         self._scratch = workspace.scratch()
-        self._lock = threading.Lock()
 
     def add(self, piece: EdgePiece, *, mirror: bool, drop_loops: bool) -> tuple[int, int]:
         """Check edges and put them into their buckets, each thread some of the edges.
@@ -118,15 +116,13 @@ class Buckets:
         workers = self._num_workers
         bounds = [piece.num_edges * i // workers for i in range(workers + 1)]
         ends = list(bounds[1:])
-        state = np.full((workers, 3), -1)  # loops, and up to two buckets that are full
-        state[:, 0] = 0
+        num_loops = np.zeros((workers, 1), np.int64)
 
         def work(begin: int, end: int) -> None:
             for w in range(begin, end):
                 touched, looped = self._marks[w]
                 at, before = bounds[w], -1
                 while before < at < bounds[w + 1]:
-                    state[w, 1:] = -1
                     before = at
                     at = _kernels.distribute(
                         piece,
@@ -140,16 +136,16 @@ class Buckets:
                         looped,
                         self._slots[w],
                         self._used[w],
-                        state[w],
+                        num_loops[w],
                     )
-                    for bucket in state[w, 1:].tolist():
-                        if bucket >= 0:
-                            self._flush(w, bucket)
+                    if at < bounds[w + 1] or self._used[w].max() == self._slots.shape[2]:
+                        # the others are near to full where the edges are in no order
+                        self._flush(w, self._slots.shape[2] * 3 // 4)
                 ends[w] = at
 
         threads.run(work, workers)
         wrong = [end for end, bound in zip(ends, bounds[1:], strict=True) if end < bound]
-        return min(wrong, default=piece.num_edges), int(state[:, 0].sum())
+        return min(wrong, default=piece.num_edges), int(num_loops.sum())
 
     def close(self, touched: NDArray[np.uint8], looped: NDArray[np.uint8]) -> None:
         """Write what is left, and give the memory back.
@@ -157,25 +153,30 @@ class Buckets:
         Parameters
         ----------
         touched
-            Bitmap that gets the bits of the nodes of edges.
+            Bitmap that gets the bits of the sources of edges.
         looped
             Bitmap that gets the bits of the nodes with loops.
         """
-        for worker, bucket in np.argwhere(self._used).tolist():
-            self._flush(worker, bucket)
+        for worker in range(self._num_workers):
+            self._flush(worker, 1)
         for marks in self._marks:
             touched |= marks[0]
             looped |= marks[1]
         self._slots = self._slots[:0].copy()
         self._marks = self._marks[:0].copy()
 
-    def _flush(self, worker: int, bucket: int) -> None:
-        count = int(self._used[worker, bucket])
-        with self._lock:
-            at = self._scratch.size // self._index.itemsize
-            self._scratch.append(self._slots[worker, bucket, :count])
-        self._blocks[bucket].append((at, 2 * count))
-        self._used[worker, bucket] = 0
+    def _flush(self, worker: int, least: int) -> None:
+        """Write the slots of so many edges at least."""
+        used = self._used[worker]
+        chosen = np.flatnonzero(used >= max(1, least)).tolist()
+        sizes = (2 * used[chosen]).tolist()
+        slots = self._slots[worker].reshape(self.count, -1)
+        at = self._scratch.append(*(slots[b, :size] for b, size in zip(chosen, sizes, strict=True)))
+        at //= self._index.itemsize
+        for bucket, size in zip(chosen, sizes, strict=True):
+            self._blocks[bucket].append((at, size))
+            at += size
+        used[chosen] = 0
 
     def num_edges(self, bucket: int) -> int:
         """Edges of a bucket."""

@@ -6,10 +6,13 @@ column the destination.
 
 from __future__ import annotations
 
+import functools
+import itertools
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 
+from gnnx import threads
 from gnnx.errors import DataError, UsageError
 from gnnx.prepare import _kernels
 
@@ -121,35 +124,43 @@ class PairEdges:
         return self
 
     def pieces(self) -> Iterator[EdgePiece]:
-        """Read all edges in pieces, as int32 or int64.
+        """Read all edges in pieces, as int32 or int64, the next one while one is in use.
 
-        Yields
-        ------
-        EdgePiece
-            Valid until the next one is asked for.
+        Returns
+        -------
+        iterator of EdgePiece
+            Each is valid until the next one is asked for.
         """
         dtype = np.dtype(np.int32 if self._pairs.dtype == np.int32 else np.int64)
         space = self._pairs.workspace
-        size = min(space.rows_of(2 * dtype.itemsize), max(1, self.num_edges))
-        ids = space.empty(2 * size, dtype, "edges")
-        for begin in range(0, self.num_edges, size):
-            count = min(size, self.num_edges - begin)
-            if self._interleaved:
-                self._pairs.read_into(ids[: 2 * count], 2 * begin)
-                piece = EdgePiece(ids[: 2 * count], count, 0, 1, 2)
-            else:
-                self._pairs.read_into(ids[:count], begin)
-                self._pairs.read_into(ids[count : 2 * count], self.num_edges + begin)
-                piece = EdgePiece(ids[: 2 * count], count, 0, count, 1)
-            if self._pairs.dtype.kind == "u" and piece.ids.min() < 0:  # read as if it had a sign
-                at = int(piece.ids.argmin())
-                edge = begin + (at // 2 if self._interleaved else at % count)
-                raise DataError(
-                    f"{self.where}: edge {edge}: node {int(piece.ids[at]) + (1 << 64)} is larger "
-                    f"than {(1 << 63) - 1}",
-                    "Ids are 0, 1, …, N - 1; names as large as this are read as text.",
-                )
-            yield piece
+        size = min(space.rows_of(4 * dtype.itemsize), max(1, self.num_edges))
+        buffers = [space.empty(2 * size, dtype, "edges") for _ in range(2)]
+        # one is read into while the edges of the other are worked on
+        jobs = (
+            functools.partial(self._read, begin, min(size, self.num_edges - begin), ids)
+            for begin, ids in zip(
+                range(0, self.num_edges, size), itertools.cycle(buffers), strict=False
+            )
+        )
+        return threads.ahead(jobs, 1)
+
+    def _read(self, begin: int, count: int, ids: NDArray[Any]) -> EdgePiece:
+        if self._interleaved:
+            self._pairs.read_into(ids[: 2 * count], 2 * begin)
+            piece = EdgePiece(ids[: 2 * count], count, 0, 1, 2)
+        else:
+            self._pairs.read_into(ids[:count], begin)
+            self._pairs.read_into(ids[count : 2 * count], self.num_edges + begin)
+            piece = EdgePiece(ids[: 2 * count], count, 0, count, 1)
+        if self._pairs.dtype.kind == "u" and piece.ids.min() < 0:  # read as if it had a sign
+            at = int(piece.ids.argmin())
+            edge = begin + (at // 2 if self._interleaved else at % count)
+            raise DataError(
+                f"{self.where}: edge {edge}: node {int(piece.ids[at]) + (1 << 64)} is larger "
+                f"than {(1 << 63) - 1}",
+                "Ids are 0, 1, …, N - 1; names as large as this are read as text.",
+            )
+        return piece
 
 
 class CsrEdges:

@@ -9,10 +9,7 @@ Letters: K keys in a list.
 
 from __future__ import annotations
 
-import collections
-import concurrent.futures
-import itertools
-import threading
+import functools
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
@@ -25,7 +22,6 @@ from gnnx.prepare._hashing import BUCKETS, SPARE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
-    from concurrent.futures import Future
 
     from numpy.typing import NDArray
 
@@ -275,15 +271,8 @@ def _bytes_of(keys: pa.Array) -> tuple[NDArray[np.uint8], NDArray[np.int64], NDA
 
 def _side_by_side(work: Callable[[int], T], buckets: list[int]) -> Iterator[T]:
     """Call a function for each bucket, some ahead on the pool; results come in order."""
-    ahead: collections.deque[Future[T]] = collections.deque()
-    begun = iter(buckets)
-    try:
-        for _ in buckets:
-            for bucket in itertools.islice(begun, threads.num_threads() - len(ahead)):
-                ahead.append(threads.submit(work, bucket))
-            yield ahead.popleft().result()
-    finally:
-        concurrent.futures.wait([job for job in ahead if not job.cancel()])
+    jobs = (functools.partial(work, bucket) for bucket in buckets)
+    return threads.ahead(jobs, threads.num_threads() - 1)
 
 
 def _grown(space: Workspace, array: NDArray[Any], size: int) -> NDArray[Any]:
@@ -298,14 +287,10 @@ class _Streams:
     def __init__(self, workspace: Workspace) -> None:
         self._scratch = workspace.scratch()
         self._blocks: list[list[tuple[int, int]]] = [[] for _ in range(BUCKETS)]
-        self._lock = threading.Lock()
 
     def append(self, bucket: int, data: NDArray[np.uint8]) -> None:
         if len(data):
-            with self._lock:
-                at = self._scratch.size
-                self._scratch.append(data)
-            self._blocks[bucket].append((at, len(data)))
+            self._blocks[bucket].append((self._scratch.append(data), len(data)))
 
     def size(self, bucket: int) -> int:
         return sum(size for _, size in self._blocks[bucket])
