@@ -216,7 +216,8 @@ def ahead(jobs: Iterable[Callable[[], T]], count: int) -> Iterator[T]:
     """Call jobs one after the other, the next ones on the pool while the caller uses a result.
 
     The caller never waits for a job that has not started, it does that one itself: a pool busy with
-    longer jobs delays nothing. When it ends early, what has started is waited for.
+    longer jobs delays nothing. An error of `jobs` itself comes in its place, after the results of
+    those before it. When the caller ends early, what has started is waited for.
 
     Parameters
     ----------
@@ -238,7 +239,7 @@ def ahead(jobs: Iterable[Callable[[], T]], count: int) -> Iterator[T]:
         return job() if future.cancel() else future.result()
 
     try:
-        for job in jobs:
+        for job in _or_failure(jobs):
             begun.append((job, submit(job)))
             if len(begun) > count:
                 yield first()
@@ -246,6 +247,19 @@ def ahead(jobs: Iterable[Callable[[], T]], count: int) -> Iterator[T]:
             yield first()
     finally:
         concurrent.futures.wait([future for _, future in begun if not future.cancel()])
+
+
+def _or_failure(jobs: Iterable[Callable[[], T]]) -> Iterator[Callable[[], T]]:
+    """Jobs, and one that raises the error that ends them, where one does."""
+    try:
+        yield from jobs
+    except Exception as error:  # noqa: BLE001 - it is raised again, in its turn
+        failure = error
+
+        def fail() -> T:
+            raise failure
+
+        yield fail
 
 
 def _nothing(_begin: int, _end: int) -> None:

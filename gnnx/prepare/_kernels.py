@@ -72,8 +72,8 @@ def parse_ids(
 ) -> Any:
     """Leading columns of whole lines as integers in [0, limit), until `out` is full.
 
-    `text` ends in a newline. `state` is (line number, largest id, error, byte of the error); an
-    error ends the work at its line. Returns (rows, byte after the last line taken).
+    `text` ends in a newline. `state` is (lines taken, fault, byte of the fault); a fault ends the
+    work at its line. Returns (rows, byte after the last line taken).
     """
     row, at = 0, begin
     while at < len(text) and row < len(out):
@@ -81,9 +81,9 @@ def parse_ids(
         at = _skip_blanks(text, at, separator)
         if text[at] != NEWLINE and text[at] != comment:
             for column in range(out.shape[1]):
-                state[3] = at = _skip_blanks(text, at, separator)
+                state[2] = at = _skip_blanks(text, at, separator)
                 if text[at] == NEWLINE:
-                    state[2] = TOO_FEW_COLUMNS
+                    state[1] = TOO_FEW_COLUMNS
                     return row, at
                 negative = text[at] == MINUS
                 at += negative
@@ -94,12 +94,11 @@ def parse_ids(
                 after, at = at, _skip_blanks(text, at, separator)
                 # 18 digits always fit 63 bits
                 if not (0 < after - first <= 18 and _field_ends(text, after, at, separator)):
-                    state[2] = NOT_AN_INTEGER
+                    state[1] = NOT_AN_INTEGER
                     return row, at
                 value = -value if negative else value
-                state[1] = max(state[1], value)
                 if value < 0 or value >= limit:
-                    state[2] = OUTSIDE
+                    state[1] = OUTSIDE
                     return row, at
                 out[row, column] = value
                 at += text[at] != NEWLINE and separator != WHITESPACE

@@ -9,14 +9,17 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import gzip
 import io
+import itertools
 import os
 import zlib
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from gnnx import threads
 from gnnx.errors import DataError, UsageError
 from gnnx.prepare import _kernels
 
@@ -51,6 +54,20 @@ class TextFormat:
         for name, text in (("delimiter", self.delimiter), ("comment", self.comment)):
             if text and (len(text) > 1 or not text.isascii()):
                 raise UsageError(f"{name} {text!r} is not one character", "Give one character.")
+
+
+@dataclasses.dataclass
+class _Block:
+    """Whole lines, and ids parsed of some of them."""
+
+    text: NDArray[np.uint8]
+    out: NDArray[Any]
+    state: NDArray[np.int64]
+    """As the kernel's."""
+    rows: int = 0
+    """Of `out` that are filled."""
+    at: int = 0
+    """Byte after the last line that was taken."""
 
 
 class TextTable:
@@ -134,55 +151,74 @@ class TextTable:
             A field is no integer, is missing or outside; the message names file and line.
         """
         dtype = np.dtype(np.int32 if limit <= 2**31 else np.int64)
-        out = self._workspace.empty(
-            (self._workspace.rows_of(8 * num_columns), num_columns), dtype, "text"
-        )
         scratch, num_rows = self._workspace.scratch(), 0
-        for count in self._parse_ids(out, limit, np.zeros(4, np.int64)):
-            scratch.append(out[:count])
-            num_rows += count
+        for rows in self._id_pieces(num_columns, limit, dtype):
+            scratch.append(rows)
+            num_rows += len(rows)
         shape = (num_rows,) if num_columns == 1 else (num_rows, num_columns)
         return scratch.array(self.where, shape, dtype)
 
     def largest_id(self) -> int:
         """Largest id of the first two columns, -1 where there is none."""
-        out = self._workspace.empty((self._workspace.rows_of(16), 2), np.int64, "text")
-        state = np.zeros(4, np.int64)
-        for _ in self._parse_ids(out, np.iinfo(np.int64).max, state):
-            pass
-        return int(state[1])
+        pieces = self._id_pieces(2, np.iinfo(np.int64).max, np.dtype(np.int64))
+        return max((int(rows.max()) for rows in pieces if len(rows)), default=-1)
 
-    def _parse_ids(self, out: NDArray[Any], limit: int, state: NDArray[np.int64]) -> Iterator[int]:
-        """Fill `out` again and again; yields the rows filled. `state` is as the kernel's."""
-        state[:] = self._skip_lines, -1, 0, 0
+    def _id_pieces(
+        self, num_columns: int, limit: int, dtype: np.dtype[Any]
+    ) -> Iterator[NDArray[Any]]:
+        """Rows of ids in order, each piece valid until the next one is asked for.
+
+        The caller's thread reads blocks of text, and finds faults; all others parse.
+        """
         if self._dropped is not None:
             self._dropped.clear()
-        for text in self._blocks():
-            at = 0
-            while at < len(text):
-                rows, at = _kernels.parse_ids(
-                    text, at, self._separator, self._comment, limit, out, state
-                )
-                if state[2]:
-                    error = self._id_error(text, state, out.shape[1], limit)
+        num_ahead = threads.num_threads()
+        # a row has a digit and a sign after it for each of its ids
+        bytes_of_ids = dtype.itemsize // 2  # for each byte of text, at most
+        room = 2 * self._workspace.piece_bytes // (num_ahead + 1)
+        size = max(room // (1 + bytes_of_ids), 2 * num_columns)
+        shape = size // (2 * num_columns), num_columns
+        outs = [self._workspace.empty(shape, dtype, "text") for _ in range(num_ahead + 1)]
+        jobs = (
+            functools.partial(self._parse_ids, _Block(text, out, np.zeros(3, np.int64)), limit)
+            for text, out in zip(
+                self._blocks(size, num_ahead + 1), itertools.cycle(outs), strict=False
+            )
+        )
+        num_lines = self._skip_lines
+        for block in threads.ahead(jobs, num_ahead):
+            yield block.out[: block.rows]
+            while block.at < len(block.text):  # after a fault, or in a line longer than a block
+                if block.state[1]:
+                    error = self._id_error(block, num_lines, limit)
                     if self._dropped is None:
                         raise error
                     self._dropped.note(error.cause)
-                    state[2], at = 0, at + _kernels.end_of_line(text[at:])
-                yield rows
+                    block.at += _kernels.end_of_line(block.text[block.at :])
+                    block.state[1] = 0
+                self._parse_ids(block, limit)
+                yield block.out[: block.rows]
+            num_lines += int(block.state[0])
 
-    def _id_error(
-        self, text: NDArray[np.uint8], state: NDArray[np.int64], num_columns: int, limit: int
-    ) -> DataError:
-        where = f"{self.where}:{state[0]}"
-        if state[2] == _kernels.TOO_FEW_COLUMNS:
+    def _parse_ids(self, block: _Block, limit: int) -> _Block:
+        """Parse a block from where it is to its end, a fault, or the end of its `out`."""
+        block.rows, block.at = _kernels.parse_ids(
+            block.text, block.at, self._separator, self._comment, limit, block.out, block.state
+        )
+        return block
+
+    def _id_error(self, block: _Block, num_lines: int, limit: int) -> DataError:
+        """Error of a block that begins after so many lines."""
+        line, fault, at = block.state.tolist()
+        where = f"{self.where}:{num_lines + line}"
+        if fault == _kernels.TOO_FEW_COLUMNS:
             return DataError(
-                f"{where}: {num_columns} columns expected, fewer found",
+                f"{where}: {block.out.shape[1]} columns expected, fewer found",
                 "Give a source and a destination in every line, or the right --delimiter.",
             )
-        field = bytes(text[state[3] : state[3] + 200]).split(b"\n")[0].decode("latin1")
+        field = bytes(block.text[at : at + 200]).split(b"\n")[0].decode("latin1")
         token = field.split(chr(self._separator) if self._separator else None)[0].strip()
-        if state[2] == _kernels.OUTSIDE:
+        if fault == _kernels.OUTSIDE:
             return outside(where, int(token), limit)
         shown = token if len(token) <= _SHOWN else token[:_SHOWN] + "…"
         return DataError(
@@ -214,7 +250,7 @@ class TextTable:
         odd = self._workspace.empty((max(_SLOW_FIELDS, width), 5), np.int64, "text")
         state = np.array([self._skip_lines, 0, 0, 0], np.int64)
         scratch, num_rows = self._workspace.scratch(), 0
-        for text in self._blocks():
+        for text in self._blocks(self._workspace.piece_bytes, 1):
             at = 0
             while at < len(text):
                 count, at = _kernels.parse_numbers(
@@ -247,33 +283,40 @@ class TextTable:
                 f"{self.where}: cannot be decompressed: {error}", "Fetch the file again."
             ) from None
 
-    def _blocks(self) -> Iterator[NDArray[np.uint8]]:
-        """Read the text from the first line of data on, in runs of whole lines."""
-        buffer = self._workspace.empty(self._workspace.piece_bytes, np.uint8, "text")
+    def _blocks(self, num_bytes: int, num_buffers: int) -> Iterator[NDArray[np.uint8]]:
+        """Read the text from the first line of data on, in runs of whole lines.
+
+        Each is valid until so many others as there are buffers have been asked for.
+        """
+        buffers = [
+            self._workspace.empty(num_bytes, np.uint8, "text") for _ in range(num_buffers)
+        ]
         size = os.fstat(self._fd).st_size
-        rest = 0  # bytes of a line that began in the block before
+        turn = end = 0
         with self._opened() as file:
             file.seek(self._skip_bytes)
             while True:
-                count = file.readinto(buffer[rest : len(buffer) - 1].data)
+                buffer = buffers[turn]
+                if end >= len(buffer) - 1:  # a line longer than the buffer
+                    buffers[turn] = self._workspace.empty(2 * (end + 1), np.uint8, "text")
+                    buffers[turn][:end], buffer = buffer[:end], buffers[turn]
+                count = file.readinto(buffer[end : len(buffer) - 1].data)
                 if self._progress:
                     self._progress(f"reading {self.where}", os.lseek(self._fd, 0, 1), size)
-                end = rest + count
+                end += count
                 if count == 0:
-                    if rest:  # the last line lacks its newline
-                        buffer[rest] = _kernels.NEWLINE
-                        yield buffer[: rest + 1]
+                    if end:  # the last line lacks its newline
+                        buffer[end] = _kernels.NEWLINE
+                        yield buffer[: end + 1]
                     return
                 whole = _kernels.end_of_lines(buffer[:end])
                 if whole:
+                    rest = buffer[whole:end].copy()  # of a line that goes on
                     yield buffer[:whole]
-                rest = end - whole
-                if whole == 0 and end == len(buffer) - 1:  # a line longer than the buffer
-                    longer = self._workspace.empty(2 * len(buffer), np.uint8, "text")
-                    longer[:rest] = buffer[:rest]
-                    buffer = longer
-                else:
-                    buffer[:rest] = buffer[whole:end].copy()
+                    turn, end = (turn + 1) % num_buffers, len(rest)
+                    if end > len(buffers[turn]):
+                        buffers[turn] = self._workspace.empty(2 * (end + 1), np.uint8, "text")
+                    buffers[turn][:end] = rest
 
 
 def outside(where: str, node: int, num_nodes: int) -> DataError:
