@@ -101,7 +101,7 @@ def permuted(position: Any, size: Any, state: Any) -> Any:
 
 @kernel
 def _permute(positions: Any, size: Any, state: Any, out: Any) -> None:
-    """As `permuted`, a walk of all positions at a time: the processor overlaps what is unrelated."""
+    """As `permuted`, a step of all positions at a time, which the processor overlaps."""
     half, count = _half_bits(size), len(positions)
     out[:] = positions
     walking = np.arange(count)

@@ -253,7 +253,7 @@ def _or_failure(jobs: Iterable[Callable[[], T]]) -> Iterator[Callable[[], T]]:
     """Jobs, and one that raises the error that ends them, where one does."""
     try:
         yield from jobs
-    except Exception as error:  # noqa: BLE001 - it is raised again, in its turn
+    except Exception as error:
         failure = error
 
         def fail() -> T:

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import oracles
+from gnnx import threads
 from gnnx.errors import BudgetError, DataError
 from gnnx.memory import Budget, Ledger, Tier
 from gnnx.prepare.arrays import Workspace, open_npy
@@ -149,6 +150,28 @@ def test_memory_changes_the_way_and_not_the_bytes(folder):
         assert on_disk == 0 if host is None else 60_000 * 8 <= on_disk <= 60_000 * 16
         results[host] = [writer.get(name).tobytes() for name in ("indptr", "indices", "loops")]
     assert results[60_000] == results[120_000] == results[None]
+
+
+def test_rows_larger_than_a_cache_go_through_buckets(folder, monkeypatch):
+    """Without a limit, too; and neither that nor the threads change the bytes."""
+    pairs = np.random.default_rng(1).integers(0, 4000, (50_000, 2), dtype=np.int32)
+    np.save(folder / "many.npy", pairs)
+    results, before = [], threads.num_threads()
+    for num_threads, whole in ((2, 32 << 20), (1, 100_000), (2, 100_000), (5, 100_000)):
+        monkeypatch.setattr("gnnx.prepare.csr.WHOLE_BYTES", whole)
+        monkeypatch.setattr("gnnx.prepare.buckets._TARGET_BYTES", 20_000)
+        threads.set_num_threads(num_threads)
+        try:
+            with workspace(folder, piece_bytes=4096) as space:
+                edges = PairEdges(open_npy(space, folder / "many.npy"))
+                writer, report = build(space, edges, 4100, undirected=True, duplicates="drop")
+                assert (space.ledger.peak_bytes(Tier.DISK) >= 50_000 * 8) == (whole == 100_000)
+        finally:
+            threads.set_num_threads(before)
+        assert report.isolated >= 100
+        arrays = [writer.get(name).tobytes() for name in ("indptr", "indices", "loops")]
+        results.append((arrays, report))
+    assert all(result == results[0] for result in results)
 
 
 def test_hub_longer_than_the_memory(folder):

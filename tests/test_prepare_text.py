@@ -1,15 +1,18 @@
 """Tables in text: what is a line, a header, a field; where errors point; exact numbers."""
 
 import gzip
+import re
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from gnnx import threads
 from gnnx.errors import DataError, UsageError
 from gnnx.memory import Budget, Ledger
 from gnnx.prepare.arrays import Workspace
+from gnnx.prepare.report import EXAMPLES, Dropped
 from gnnx.prepare.text import TextFormat, TextTable
 
 
@@ -177,3 +180,98 @@ def test_line_longer_than_a_piece(folder):
     text = " ".join(fields) + "\n" + " ".join(reversed(fields)) + "\n"
     found = parse(folder, text, dtype=np.float64)
     assert (found == [np.arange(3000) / 8, np.arange(3000)[::-1] / 8]).all()
+
+
+# Blocks and threads
+
+
+def expected_ids(text, columns, limit):
+    """Row of ids or what is told of the fault, of each line that has data: the obvious way."""
+    for number, line in enumerate(text.split("\n"), 1):
+        if line.strip(" \t\r") and not line.lstrip(" \t\r").startswith("#"):
+            fields = [field.strip(" \r") for field in line.split(",")]
+            if fields[-1] == "":
+                fields.pop()  # the line ends there
+            row = fields[:columns]
+            faults = filter(None, (id_fault(field, limit) for field in row))
+            few = f"{columns} columns expected, fewer found" if len(row) < columns else None
+            fault = next(faults, few)
+            yield f"{number}: {fault}" if fault else [int(field) for field in row]
+
+
+def id_fault(field, limit):
+    if not re.fullmatch(r"-?[0-9]{1,18}", field):
+        return f"{field!r} is not an integer id"
+    inside = 0 <= int(field) < limit
+    return None if inside else f"node {int(field)} is outside the {limit} nodes"
+
+
+LINES = st.one_of(
+    st.tuples(st.integers(0, 99), st.integers(0, 99)).map(lambda ids: f"{ids[0]},{ids[1]}"),
+    st.integers(0, 80).map(lambda n: f" 7 , 8,{'x' * n}"),  # longer than a block, or not
+    st.sampled_from(["", "  ", "#", "# 5,100", "5,6\r", "\r", "0005,6,7", "98,99,"]),
+)
+FAULTS = st.sampled_from(["5,100", "-1,5", "5,x", "5", "5,", ",5", "1.5,2", "5,1e3", "4 4,5"])
+
+
+@settings(max_examples=300)
+@given(data=st.data())
+def test_ids_and_faults_whatever_the_blocks_and_threads(folder, data):
+    lines = data.draw(st.lists(LINES, max_size=60))
+    for fault in data.draw(st.lists(FAULTS, max_size=3)):
+        lines.insert(data.draw(st.integers(0, len(lines))), fault)
+    text = "\n".join(["1,2", *lines]) + data.draw(st.sampled_from(["", "\n", "\r\n"]))
+    columns, drop = data.draw(st.sampled_from([1, 2])), data.draw(st.booleans())
+    path = folder / data.draw(st.sampled_from(["t.csv", "t.csv.gz"]))
+    path.write_bytes(gzip.compress(text.encode()) if path.suffix == ".gz" else text.encode())
+    expected = list(expected_ids(text, columns, 100))
+    rows = [row for row in expected if isinstance(row, list)]
+    told = [f"{path.name}:{fault}" for fault in expected if isinstance(fault, str)]
+    before = threads.num_threads()
+    threads.set_num_threads(data.draw(st.sampled_from([1, 2, 5])))
+    try:
+        with Workspace(folder, Ledger(Budget())) as space:
+            space.piece_bytes = data.draw(st.integers(8, 600))
+            dropped = Dropped() if drop else None
+            table = TextTable(space, path, TextFormat(","), None, dropped)
+            if told and not drop:
+                with pytest.raises(DataError) as failure:
+                    table.ids(columns, 100)
+                assert failure.value.cause == told[0]
+                return
+            array = table.ids(columns, 100)
+            found = [piece.copy().reshape(-1, columns) for piece in array.pieces()]
+    finally:
+        threads.set_num_threads(before)
+    assert np.concatenate([np.empty((0, columns), int), *found]).tolist() == rows
+    assert array.shape == ((len(rows),) if columns == 1 else (len(rows), columns))
+    if drop:
+        assert (dropped.count, dropped.first) == (len(told), told[:EXAMPLES])
+
+
+@pytest.mark.parametrize("num_threads", [1, 2, 5])
+def test_a_fault_is_told_before_damage_that_follows_it(folder, num_threads):
+    """Blocks are read ahead, but what comes first is told first."""
+    path = folder / "both.txt.gz"
+    text = "".join(f"{i % 10} {i % 7}\n" for i in range(3000))
+    at = text.index("\n", 300) + 1
+    path.write_bytes(gzip.compress((text[:at] + "8 x\n" + text[at:]).encode(), 0)[:-3000])
+    before = threads.num_threads()
+    threads.set_num_threads(num_threads)
+    try:
+        with Workspace(folder, Ledger(Budget())) as space:
+            space.piece_bytes = 16 << 10
+            table = TextTable(space, path, TextFormat())
+            line = text[:at].count("\n") + 1
+            with pytest.raises(DataError, match=rf"^both\.txt\.gz:{line}: 'x' is not an integer"):
+                table.ids(2, 10)
+    finally:
+        threads.set_num_threads(before)
+
+
+def test_largest_id(folder):
+    path = folder / "largest.txt"
+    for text, largest in (("3 4\n9 1 77\n", 9), ("# none\n", -1)):
+        path.write_text(text)
+        with Workspace(folder, Ledger(Budget())) as space:
+            assert TextTable(space, path, TextFormat()).largest_id() == largest

@@ -285,3 +285,63 @@ def test_a_finished_run_holds_nothing_though_its_calls_are_still_queued():
         release.set()
         for job in busy:
             job.result()
+
+
+# Jobs ahead
+
+
+def test_ahead_gives_results_in_order_and_takes_no_more_than_is_told(pool):
+    for count in (0, 1, 3):
+        taken, done = [], []
+
+        def jobs():
+            for i in range(20):
+                # of the buffers in turn, that of job i is free
+                assert len(done) >= i - count  # noqa: B023
+                taken.append(i)  # noqa: B023
+                yield lambda i=i: (time.sleep(0.001 * (i % 3)), i * i)[1]
+
+        for result in threads.ahead(jobs(), count):
+            assert result == len(done) ** 2
+            assert len(taken) <= len(done) + count + 1
+            done.append(result)
+        assert len(done) == 20
+
+
+def test_ahead_tells_what_fails_in_its_turn(pool):
+    def fail():
+        raise ValueError("a job")
+
+    def jobs():
+        yield from (lambda i=i: i for i in range(4))
+        raise KeyError("the jobs")
+
+    results = threads.ahead(jobs(), 3)
+    assert [next(results) for _ in range(4)] == [0, 1, 2, 3]
+    with pytest.raises(KeyError, match="the jobs"):
+        next(results)
+    with pytest.raises(ValueError, match="a job"):
+        list(threads.ahead([int, fail, int], 2))
+
+
+def test_ahead_does_not_wait_for_a_busy_pool(pool):
+    """Jobs of the pool that use it themselves cannot lock each other out."""
+    nested = [
+        threads.submit(lambda: sum(threads.ahead([int, lambda: 2, lambda: 3], 2)))
+        for _ in range(3 * pool)
+    ]
+    assert [job.result(timeout=60) for job in nested] == [5] * len(nested)
+
+
+def test_ahead_waits_for_what_has_started_when_its_caller_ends(pool):
+    started, ended = threading.Event(), threading.Event()
+
+    def slow():
+        started.set()
+        time.sleep(0.1)
+        ended.set()
+
+    results = threads.ahead([int, slow, slow], 2)
+    assert next(results) == 0
+    results.close()
+    assert not started.is_set() or ended.is_set()

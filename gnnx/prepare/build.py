@@ -16,7 +16,7 @@ from gnnx.errors import DataError, UsageError
 from gnnx.interop import InMemoryGraph
 from gnnx.memory import Budget, Ledger, Tier
 from gnnx.prepare.arrays import Workspace
-from gnnx.prepare.csr import CsrBuilder, EdgeRules
+from gnnx.prepare.csr import WHOLE_BYTES, CsrBuilder, EdgeRules
 from gnnx.prepare.inputs import Inputs
 from gnnx.prepare.keyed import renumber
 from gnnx.prepare.nodes import labels_of, stored_dtype, write_features, write_labels
@@ -408,7 +408,7 @@ def _loaded_edges(found: Source, num_nodes: int) -> EdgeStream:
 def _least_bytes(
     found: Source, edges: EdgeStream, rules: EdgeRules, num_nodes: int, ledger: Ledger
 ) -> int:
-    """Bytes on the disk that are surely needed: arrays, and edges sorted there where HOST is small.
+    """Bytes on the disk that are surely needed: arrays, and edges sorted there where they are many.
 
     Splits, and reverse edges and loops that may have to be added, come on top.
     """
@@ -423,7 +423,7 @@ def _least_bytes(
     if rules.self_loops != "drop" and rules.duplicates != "drop":
         size += edges.num_edges * id_bytes
     limit = ledger.budget.limit(Tier.HOST)
-    if limit is not None and edges.num_edges * id_bytes > limit:
+    if edges.num_edges * id_bytes > (WHOLE_BYTES if limit is None else min(limit, WHOLE_BYTES)):
         size += 2 * edges.num_edges * id_bytes
     return size
 

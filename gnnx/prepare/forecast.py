@@ -14,6 +14,7 @@ from gnnx import threads
 from gnnx.memory import Budget, Tier
 from gnnx.prepare.buckets import layout
 from gnnx.prepare.counting import NodeCounts, Reading, count, count_rows, pair_bytes
+from gnnx.prepare.csr import WHOLE_BYTES
 from gnnx.prepare.recipe import Options
 from gnnx.prepare.typed import directions, has_types, refuse_for_types
 from gnnx.prepare.typed_counts import count_typed
@@ -311,7 +312,7 @@ def _edge_stages(
     written = entries * index_bytes + 8 * (num_rows + 1) + 2 * _HEADER_BYTES
     stream = _STREAM_PIECES * room.piece
     whole = entries * index_bytes + 8 * num_nodes
-    if whole + stream <= room.budget - held:
+    if whole <= min(room.budget - held - stream, WHOLE_BYTES):
         taken = held + whole + stream
         yield Stage(f"{name}edges", taken, 0, written, entries / _EDGES_S)
         return
@@ -321,7 +322,7 @@ def _edge_stages(
     scratch, seconds = 2 * index_bytes * num_edges * (1 + mirror), entries / _SORTED_EDGES_S
     yield Stage(f"{name}sorting edges", held + slots + 2 * room.piece, scratch, 0, seconds)
     # buckets are built side by side where each of them finds its share
-    many = (room.budget - held) // (workers + 1) - stream >= _BUCKET_BYTES + room.piece
+    many = (room.budget - held) // (workers + 2) - stream >= _BUCKET_BYTES + room.piece
     # the room for their streams is held for a moment each, by one of them or by all
     streams = (1 + workers) * stream // 2 if many else stream
     taken = streams + (1 + workers * many) * _BUCKET_BYTES

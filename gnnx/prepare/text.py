@@ -288,9 +288,7 @@ class TextTable:
 
         Each is valid until so many others as there are buffers have been asked for.
         """
-        buffers = [
-            self._workspace.empty(num_bytes, np.uint8, "text") for _ in range(num_buffers)
-        ]
+        buffers = [self._workspace.empty(num_bytes, np.uint8, "text") for _ in range(num_buffers)]
         size = os.fstat(self._fd).st_size
         turn = end = 0
         with self._opened() as file:
