@@ -1,9 +1,10 @@
 """Rows of in-edges from a stream of edges, in bounded memory.
 
 Letters: N nodes, E edges. The stream is read once to check its ids, and to count the entries of
-each row where all of them fit the memory, else to sort edges into buckets of rows on disk. Then
-sources are scattered to where they belong, of all rows or of one bucket after another. Rows
-are sorted, so that the result depends neither on the order of the edges nor on the memory.
+each row where all of them fit a cache, else to sort edges into buckets of rows on disk. Then
+sources are scattered to where they belong, of all rows or of several buckets side by side. Rows
+are sorted, so that the result depends neither on the order of the edges nor on the memory or the
+threads.
 
 An edge that is wanted only where it is absent (a reverse, a loop) goes into its row as a candidate,
 marked by the lowest bit, and is dropped there if it meets its equal.
