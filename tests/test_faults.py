@@ -77,13 +77,13 @@ def counted(owner, name):
         global events
         events += 1
         if events == fatal:
-            if name == "pwrite":  # half of it
+            if name in {"pwrite", "pwritev"}:  # half of it
                 real(args[0], args[1][: len(args[1]) // 2], args[2])
             os.kill(os.getpid(), signal.SIGKILL)
         return real(*args, **options)
     setattr(owner, name, call)
 
-for name in ("pwrite", "fsync", "open", "preadv"):
+for name in ("pwrite", "pwritev", "fsync", "open", "preadv"):
     counted(os, name)
 for name in ("rename", "mkdir", "unlink"):
     counted(Path, name)

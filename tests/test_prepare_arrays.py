@@ -1,11 +1,15 @@
 """Scratch files of preparation: several threads append, in one call too."""
 
+import errno
+import os
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from gnnx import threads
+from gnnx.errors import ResourceError
 from gnnx.memory import Budget, Ledger, Tier
 from gnnx.prepare import arrays
 from gnnx.prepare.arrays import Workspace
@@ -25,7 +29,7 @@ def test_appended_arrays_lie_one_after_the_other(folder, groups, most, written):
     """Whatever the system writes at a time, in buffers and in bytes."""
     rng = np.random.default_rng(0)
     data = [[rng.integers(0, 256, size).astype(np.uint8) for size in sizes] for sizes in groups]
-    pwritev = arrays.os.pwritev
+    pwritev = os.pwritev
 
     def short(fd, buffers, at):
         assert len(buffers) <= most
@@ -33,7 +37,7 @@ def test_appended_arrays_lie_one_after_the_other(folder, groups, most, written):
         return pwritev(fd, [joined], at)
 
     with pytest.MonkeyPatch.context() as patch, Workspace(folder, Ledger(Budget())) as space:
-        patch.setattr(arrays.os, "pwritev", short)
+        patch.setattr(os, "pwritev", short)
         patch.setattr(arrays, "_MOST_BUFFERS", most)
         scratch = space.scratch()
         places = [scratch.append(*group) for group in data]
@@ -61,3 +65,19 @@ def test_threads_append_beside_each_other(folder):
             stored.read_into(out, at // 8)
             assert (out[: 100 + i] == i).all()
             assert (out[100 + i :] == -i).all()
+
+
+def test_a_full_disk_is_told_with_the_place(folder, monkeypatch):
+    def full(*_):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with Workspace(folder, Ledger(Budget())) as space:
+        scratch = space.scratch()
+        scratch.append(np.zeros(100, np.uint8))
+        monkeypatch.setattr(os, "pwritev", full)
+        with pytest.raises(ResourceError) as failure:
+            scratch.append(np.zeros(7, np.uint8), np.zeros(8, np.uint8))
+        assert failure.value.cause == (
+            f"scratch file in {folder}: No space left on device writing 15 bytes at byte 100"
+        )
+    assert space.ledger.held_bytes(Tier.DISK) == 0
