@@ -17,7 +17,8 @@ import pyarrow as pa
 
 from gnnx.errors import DataError, UsageError
 from gnnx.prepare.arrays import check_plain, unreadable
-from gnnx.prepare.text import SUFFIXES
+from gnnx.prepare.matrix_market import is_matrix
+from gnnx.prepare.text import is_text
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -153,7 +154,7 @@ def count(path: Path) -> Counts:
         found = Counts(_num_pairs(shape))
     elif path.suffix == ".npz":
         found = _archive(path)
-    elif path.name.endswith((".mtx", ".mtx.gz")):
+    elif is_matrix(path):
         found = _matrix(path)
     elif is_text(path):
         lines = sample(path)
@@ -191,12 +192,6 @@ def count_rows(path: Path) -> tuple[tuple[int, int, int], int, bool]:
 def pair_bytes(num_nodes: int | None) -> int:
     """Bytes of an edge that text gives; ids that are numbered anew are int64."""
     return 16 if num_nodes is None or num_nodes > 2**31 else 8
-
-
-def is_text(path: Path) -> bool:
-    """Whether the name is one of a table in text."""
-    plain = path.with_suffix("") if path.suffix == ".gz" else path
-    return plain.suffix in SUFFIXES
 
 
 def sample(path: Path) -> Lines:
