@@ -259,15 +259,15 @@ def test_values_that_a_matrix_lacks(tmp_path):
         with pytest.raises(error, match=cause):
             prepare(path, tmp_path / "out", edge_weight=name, overwrite=True)
 
-    cause = r"^--edge-weight value: m\.mtx has entries without values: its field is pattern$"
+    cause = r"^--edge-weight value: m\.mtx has entries without values: its field is pattern\n"
     refused("pattern", ["1 2", "2 1", "3 3"], UsageError, cause)
-    cause = r"^--edge-weight value: m\.mtx has complex values: its field is complex$"
+    cause = r"^--edge-weight value: m\.mtx has complex values: its field is complex\n"
     refused("complex", ["1 2 1 0", "2 1 1 0", "3 3 1 0"], UsageError, cause)
-    cause = r"^m\.mtx:4: 3 columns expected, 2 found$"
+    cause = r"^m\.mtx:4: 3 columns expected, 2 found\n"
     refused("real", ["1 2 1", "2 1", "3 3 1"], DataError, cause)
-    cause = r"^m\.mtx:5: 'one' is not a number$"
+    cause = r"^m\.mtx:5: 'one' is not a number\n"
     refused("integer", ["1 2 1", "2 1 1", "3 3 one"], DataError, cause)
-    cause = r"^m\.mtx: edge 1, column 0: weight nan is not finite$"
+    cause = r"^m\.mtx: edge 1, column 0: weight nan is not finite\n"
     refused("real", ["1 2 1", "2 1 nan", "3 3 1"], DataError, cause)
     cause = r"^--edge-weight data: no such file, and no column of m\.mtx"
     refused("real", ["1 2 1", "2 1 1", "3 3 1"], UsageError, cause, "data")
