@@ -174,8 +174,9 @@ CASES = {
     "folder of DGL": ("dgl", {"memory": "256MiB"}),
 }
 SAMPLED = {
-    "text", "mirror images", "packed text", "values of a column", "keys in text", "keys in text, less memory",
-    "no table of nodes", "no table of nodes, integers", "folder of DGL",
+    "text", "mirror images", "packed text", "values of a column", "keys in text",
+    "keys in text, less memory", "no table of nodes", "no table of nodes, integers",
+    "folder of DGL",
 }  # fmt: skip
 
 PEOPLE = """
@@ -353,7 +354,8 @@ def test_dry_run_of_a_recipe_takes_its_options(tmp_path):
     )
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "r.toml").rename(tmp_path / "elsewhere/r.toml")
-    assert forecast(tmp_path / "elsewhere/r.toml", root=tmp_path) == twice
+    again = forecast(tmp_path / "elsewhere/r.toml", root=tmp_path)
+    assert again.disk_bytes == twice.disk_bytes
     told = run(
         f"prepare {tmp_path}/elsewhere/r.toml {tmp_path}/out --root {tmp_path} --dry-run --json"
     )

@@ -187,8 +187,20 @@ def _forecast(told: "Forecast") -> Answer:
 
 
 def _worth_telling(report: dict[str, Any]) -> dict[str, Any]:
-    """Leave out what was not found, and show lists as lines."""
+    """Leave out what was not found, and show lists, and counts by type, as lines."""
     told = {name: value for name, value in report.items() if value and name != "examples"}
-    problems = report.get("problems", {})  # that of a typed graph is by type
-    lines = {"problems": list(problems.values()), "notes": report["notes"]}
+    typed = "nodes" in report  # whose counts are by type
+    problems = report["problems"]
+    lines = {
+        "problems": [f"{kind}: {text}" for kind, text in problems.items()]
+        if typed
+        else list(problems.values()),
+        "notes": report["notes"],
+    }
+    for name in ("nodes", "edges") if typed else ():
+        lines[name] = [f"{kind}: {_counts(counts)}" for kind, counts in report[name].items()]
     return told | {name: "\n".join(texts) for name, texts in lines.items() if texts}
+
+
+def _counts(counts: dict[str, int]) -> str:
+    return ", ".join(f"{value:,} {name}" for name, value in counts.items())

@@ -306,7 +306,8 @@ def _sampled_rows(meta: pq.FileMetaData) -> int:
     if meta.num_row_groups == 0:
         return 1
     group = meta.row_group(0)
-    return max(1, min(_MOST_ROWS, SAMPLE_BYTES * group.num_rows // max(1, group.total_byte_size)))
+    rows: int = SAMPLE_BYTES * group.num_rows // max(1, group.total_byte_size)
+    return max(1, min(_MOST_ROWS, rows))
 
 
 def _text_rows(paths: list[Path], table: Table) -> tuple[int, bool, pa.Table]:
