@@ -156,7 +156,7 @@ def test_report_of_a_typed_graph_is_lines_by_type(folder):
     stdout = CliRunner().invoke(app, [*words, "--quiet"]).stdout
     shown = " ".join(stdout.replace("│", " ").split())  # lines are folded
     assert "venue: num_nodes 3, num_features 5" in shown
-    assert "paper-in-venue: edges_stored 3, edges_read 3," in shown
+    assert "paper-in-venue: edges_read 3, edges_stored 3, duplicates 1" in shown
     assert "paper-in-venue: 1 parallel edges" in shown
     assert "{" not in shown
 
