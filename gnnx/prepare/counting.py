@@ -17,7 +17,8 @@ import pyarrow as pa
 
 from gnnx.errors import DataError, UsageError
 from gnnx.prepare.arrays import check_plain, unreadable
-from gnnx.prepare.text import SUFFIXES
+from gnnx.prepare.matrix_market import is_matrix
+from gnnx.prepare.text import is_text
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -61,8 +62,8 @@ class Counts:
     """None where nobody says it: the ids are numbered anew."""
     text_bytes: int = 0
     """Of text to be parsed, unpacked."""
-    unpacked_bytes: int = 0
-    """Of compressed arrays, which are unpacked into scratch files."""
+    scratch_bytes: int = 0
+    """Scratch files, beside those of edges `from_text`."""
     features: tuple[int, int, int] | None = None
     """N, F and bytes of a stored number."""
     from_text: bool = False
@@ -81,6 +82,8 @@ class Reading:
     """Of files that DuckDB reads."""
     table_rows: int = 0
     """Of these files."""
+    keys: int = 0
+    """Of edges in it, which are dealt into buckets to be looked up."""
     scratch_bytes: int = 0
     """Scratch files made of it all."""
     host_bytes: int = 0
@@ -94,6 +97,7 @@ class Reading:
             self.text_bytes + other.text_bytes,
             self.table_bytes + other.table_bytes,
             self.table_rows + other.table_rows,
+            self.keys + other.keys,
             self.scratch_bytes + other.scratch_bytes,
             max(self.host_bytes, other.host_bytes),
             self.exact and other.exact,
@@ -108,11 +112,44 @@ class NodeCounts:
     """N."""
     features: tuple[int, int, int] | None = None
     """N, F and bytes of a stored number."""
-    has_labels: bool = False
+    label_bytes: int = 0
+    """Of the labels of a node, as they are stored: 8 for its class, 1 for each of several."""
     has_splits: bool = False
     arrays: list[int] = dataclasses.field(default_factory=list)
     """Bytes of what else is kept: keys, the names of classes."""
     reading: Reading = Reading()
+    has_text_keys: bool = False
+    """Whether edges name them by text, not by integers."""
+    key_bytes: float = 8.0
+    """Of such a name, on average."""
+
+    def take_features(self, path: Path) -> None:
+        """Count a file of features; its rows are the nodes, whose number is known.
+
+        Parameters
+        ----------
+        path
+            `.npy` or text.
+        """
+        (_, width, size), text_bytes, _ = count_rows(path)
+        self.features = self.count, width, size
+        self.reading += Reading(
+            text_bytes=text_bytes, scratch_bytes=4 * self.count * width * (text_bytes > 0)
+        )
+
+    def take_labels(self, path: Path) -> None:
+        """Count a file of labels, likewise.
+
+        Parameters
+        ----------
+        path
+            `.npy` or text.
+        """
+        (_, width, _), text_bytes, _ = count_rows(path)
+        self.label_bytes = label_bytes(width)
+        self.reading += Reading(
+            text_bytes=text_bytes, scratch_bytes=8 * self.count * width * (text_bytes > 0)
+        )
 
 
 @dataclasses.dataclass
@@ -122,6 +159,10 @@ class EdgeCounts:
     count: int
     """E."""
     reading: Reading = Reading()
+    values: dict[str, int] = dataclasses.field(default_factory=dict)
+    """Bytes of what an edge carries, by name, as it is stored."""
+    key_bytes: float = 8.0
+    """Of the key of an end as text, on average."""
 
 
 def count(path: Path) -> Counts:
@@ -153,7 +194,7 @@ def count(path: Path) -> Counts:
         found = Counts(_num_pairs(shape))
     elif path.suffix == ".npz":
         found = _archive(path)
-    elif path.name.endswith((".mtx", ".mtx.gz")):
+    elif is_matrix(path):
         found = _matrix(path)
     elif is_text(path):
         lines = sample(path)
@@ -163,7 +204,7 @@ def count(path: Path) -> Counts:
     if found is None:
         raise UsageError(
             f"{path.name}: what it holds is known only when it has been read",
-            "Leave out --dry-run, or give an edge list, .npy, .npz, .mtx or an OGB folder.",
+            "Leave out --dry-run, or give a recipe, an edge list, .npy, .npz, .mtx, an OGB folder.",
         )
     return found
 
@@ -184,19 +225,20 @@ def count_rows(path: Path) -> tuple[tuple[int, int, int], int, bool]:
     check_plain(path)
     if path.suffix == ".npy":
         return _stored(*npy_header(path)), 0, True
+    if not is_text(path):
+        raise DataError(f"{path.name}: a table of unknown kind", "Give .npy, .csv, .tsv or .txt.")
     lines = sample(path)
     return (lines.rows, lines.columns, 4), lines.num_bytes, lines.exact
+
+
+def label_bytes(width: int) -> int:
+    """Bytes of the labels of a node, as they are stored: a class, or 0 or 1 of each of several."""
+    return 8 if width == 1 else width
 
 
 def pair_bytes(num_nodes: int | None) -> int:
     """Bytes of an edge that text gives; ids that are numbered anew are int64."""
     return 16 if num_nodes is None or num_nodes > 2**31 else 8
-
-
-def is_text(path: Path) -> bool:
-    """Whether the name is one of a table in text."""
-    plain = path.with_suffix("") if path.suffix == ".gz" else path
-    return plain.suffix in SUFFIXES
 
 
 def sample(path: Path) -> Lines:
@@ -353,7 +395,7 @@ def _archive(path: Path) -> Counts:
     if found.num_nodes is None and found.features is not None:
         found.num_nodes = found.features[0]
     packed = (info.file_size for info in infos if info.compress_type != zipfile.ZIP_STORED)
-    found.unpacked_bytes = sum(packed)
+    found.scratch_bytes = sum(packed)
     return found
 
 
@@ -381,7 +423,7 @@ def _matrix(path: Path) -> Counts:
         entries * (1 + mirrored),
         int(sizes[0]),
         lines.num_bytes,
-        from_text=True,
+        scratch_bytes=16 * entries,  # mirror images are made of them
         exact=not mirrored,  # loops are there once
     )
 
@@ -400,6 +442,7 @@ def _folder(folder: Path) -> Counts | None:
             lines = sample(raw / "node-feat.csv.gz")
             found.features = found.num_nodes or 0, lines.columns, 4
             found.text_bytes += lines.num_bytes
+            found.scratch_bytes = 4 * found.features[0] * lines.columns
         return found
     if (raw / "data.npz").exists():
         return _archive(raw / "data.npz")
