@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 import gnnx
 from gnnx.errors import DataError, UsageError
 from gnnx.interop import InMemoryGraph
-from gnnx.prepare import prepare
+from gnnx.prepare import forecast, prepare
 from gnnx.store import verify
 
 
@@ -248,6 +248,16 @@ def test_values_of_a_long_matrix_do_not_depend_on_the_memory(made, tmp_path):
         stored.append(np.load(dataset.path / "edges/node-edge-node/weight.npy"))
     np.testing.assert_array_equal(*stored)
     assert len(stored[0]) == 120_000 - np.count_nonzero(pairs[:, 0] == pairs[:, 1])
+
+
+@pytest.mark.parametrize("size", [0, 9, 40, 60])
+def test_a_matrix_cut_while_it_was_compressed(tmp_path, size):
+    text = "%%MatrixMarket matrix coordinate real general\n3 3 3\n1 2 0.5\n2 3 1\n3 1 2\n"
+    path = tmp_path / "m.mtx.gz"
+    path.write_bytes(gzip.compress(text.encode())[:size])
+    for refused in (prepare, forecast):
+        with pytest.raises(DataError, match=r"^m\.mtx\.gz: "):
+            refused(path, **({"out": tmp_path / "out"} if refused is prepare else {}))
 
 
 def test_values_that_a_matrix_lacks(tmp_path):

@@ -13,32 +13,19 @@ import zlib
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
-import pyarrow as pa
 
 from gnnx.errors import DataError, UsageError
 from gnnx.prepare.arrays import check_plain, unreadable
-from gnnx.prepare.matrix_market import is_matrix
+from gnnx.prepare.head import head_of
+from gnnx.prepare.matrix_market import is_matrix, read_head
 from gnnx.prepare.text import is_text
 
 if TYPE_CHECKING:
     from pathlib import Path
     from typing import IO
 
-SAMPLE_BYTES = 1 << 20
-"""Of a text, from which the rest of it is estimated."""
 _EDGES = ("edge_index", "edges")
 _FEATURES = ("attr_matrix", "features", "x", "node_features", "node_feat")
-
-
-class Head(NamedTuple):
-    """The beginning of a text file."""
-
-    text: bytes
-    """Unpacked."""
-    taken: int
-    """Bytes of the file that hold it."""
-    exact: bool
-    """Whether it is all of the file."""
 
 
 class Lines(NamedTuple):
@@ -271,52 +258,6 @@ def sample(path: Path) -> Lines:
     return Lines(num_rows, columns, round(len(text) * scale), exact)
 
 
-def head_of(path: Path, num_bytes: int = SAMPLE_BYTES) -> Head:
-    """Read the beginning of a text file.
-
-    Parameters
-    ----------
-    path
-        Plain, `.gz` or `.zst`.
-    num_bytes
-        To read of the text.
-
-    Returns
-    -------
-    Head
-        With the bytes of the file that hold it.
-
-    Raises
-    ------
-    DataError
-        It cannot be read.
-    """
-    check_plain(path)
-    try:
-        with path.open("rb") as raw:
-            packed: IO[bytes] = raw
-            if path.suffix == ".gz":
-                packed = gzip.GzipFile(fileobj=raw, mode="rb")  # type: ignore[assignment]
-            elif path.suffix == ".zst":
-                packed = pa.CompressedInputStream(raw, "zstd")
-            text = packed.read(num_bytes)
-            size, taken = path.stat().st_size, len(text)
-            exact = len(text) < num_bytes or not packed.read(1)
-            if packed is not raw:
-                taken = min(size, raw.tell())
-    except gzip.BadGzipFile as error:
-        raise _damaged(path, error) from None
-    except OSError as error:
-        raise unreadable(path, error) if error.errno else _damaged(path, error) from None
-    except (EOFError, zlib.error, pa.ArrowInvalid) as error:
-        raise _damaged(path, error) from None
-    return Head(text, taken, exact)
-
-
-def _damaged(path: Path, error: Exception) -> DataError:
-    return DataError(f"{path.name}: cannot be decompressed: {error}", "Fetch the file again.")
-
-
 def _fields(line: bytes) -> list[bytes]:
     sign = next((sign for sign in (b",", b"\t", b";") if sign in line), None)
     return line.split(sign)
@@ -408,17 +349,12 @@ def _columns(path: Path) -> int:
 
 def _matrix(path: Path) -> Counts:
     lines = sample(path)
-    with (
-        gzip.open(path, "rt", encoding="latin1")
-        if path.suffix == ".gz"
-        else path.open(encoding="latin1") as file
-    ):
-        banner = file.readline().lower()
-        sizes = next((line for line in file if line.strip() and line[0] != "%"), "").split()
+    banner, sizes_line = read_head(path)
+    sizes = sizes_line.split()
     if len(sizes) != 3 or not all(size.isdigit() for size in sizes):
         raise DataError(f"{path.name}: no line of sizes", "Fetch the file again.")
     entries = int(sizes[2])
-    mirrored = "general" not in banner
+    mirrored = "general" not in banner.lower()
     return Counts(
         entries * (1 + mirrored),
         int(sizes[0]),

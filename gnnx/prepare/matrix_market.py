@@ -6,13 +6,13 @@ entry is followed by its mirror image, unless it is on the diagonal. Letters: N 
 
 from __future__ import annotations
 
-import gzip
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from gnnx.errors import DataError, UsageError
 from gnnx.prepare.edges import EdgePiece, PairEdges
+from gnnx.prepare.head import head_of
 from gnnx.prepare.text import TextFormat, TextTable
 from gnnx.prepare.values import ArrayRows
 
@@ -205,7 +205,7 @@ def is_matrix(path: Path) -> bool:
 
 def read_banner(path: Path) -> Banner:
     """Read and check the first line of a file."""
-    words = _head(path)[0].lower().split()
+    words = read_head(path)[0].lower().split()
     if not words or words[0] != "%%matrixmarket":
         raise DataError(
             f"{path.name}: no %%MatrixMarket banner", "Write it with scipy.io.mmwrite, or name it."
@@ -229,23 +229,15 @@ def read_banner(path: Path) -> Banner:
     return Banner(kinds["field"], kinds["symmetry"])
 
 
-def _head(path: Path) -> list[str]:
-    """First line, and the line of sizes."""
-    try:
-        with (
-            gzip.open(path, "rt", encoding="latin1")
-            if path.suffix == ".gz"
-            else path.open(encoding="latin1") as file
-        ):
-            first = file.readline()
-            sizes = next((line for line in file if line.strip() and line[0] != "%"), "")
-    except OSError as error:
-        raise DataError(f"{path}: {error}", "Give a file that exists and may be read.") from None
-    return [first, sizes]
+def read_head(path: Path) -> tuple[str, str]:
+    """Banner of a Matrix Market file, and its line of sizes, "" where there is none."""
+    banner, _, rest = head_of(path).text.decode("latin1").partition("\n")
+    lines = (line for line in rest.splitlines() if line.strip() and line[0] != "%")
+    return banner, next(lines, "")
 
 
 def _declared(path: Path) -> int:
-    words = _head(path)[1].split()
+    words = read_head(path)[1].split()
     if len(words) != 3 or not words[2].isdigit():
         raise DataError(
             f"{path.name}: {' '.join(words)!r} is no line of rows, columns and entries",

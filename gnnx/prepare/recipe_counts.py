@@ -9,7 +9,8 @@ import re
 from typing import TYPE_CHECKING
 
 from gnnx.prepare.columns import JSON_FACTOR
-from gnnx.prepare.counting import EdgeCounts, NodeCounts, Reading, head_of, pair_bytes
+from gnnx.prepare.counting import EdgeCounts, NodeCounts, Reading, pair_bytes
+from gnnx.prepare.head import head_of
 from gnnx.prepare.recipe import Table
 from gnnx.prepare.splits import NAMES
 from gnnx.prepare.table_counts import count_edges, count_ends, count_nodes, count_table

@@ -15,13 +15,12 @@ import pyarrow.parquet as pq
 from gnnx.errors import DataError
 from gnnx.prepare.columns import check_tags, named_columns
 from gnnx.prepare.counting import (
-    SAMPLE_BYTES,
     EdgeCounts,
     NodeCounts,
     Reading,
-    head_of,
     label_bytes,
 )  # fmt: skip
+from gnnx.prepare.head import SAMPLE_BYTES, head_of
 from gnnx.prepare.splits import NAMES
 from gnnx.prepare.tables import check_column, delimiter_of, header, kind_of, matches
 
