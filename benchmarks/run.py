@@ -17,11 +17,7 @@ BENCHMARKS = {
     "attention": ["attention.py"],
     "sage_step": ["sage_step.py"],
     "prepare": ["prepare.py", str(DATA)],
-    "prepare-csv": [
-        "prepare.py",
-        str(DATA),
-        *["--form", "csv", "--nodes", "5000000", "--edges", "50000000"],
-    ],
+    "prepare-csv": ["prepare.py", str(DATA), "--form", "csv"],
     "prepare-keys": [
         "prepare.py",
         str(DATA),
