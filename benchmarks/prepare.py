@@ -30,7 +30,7 @@ from gnnx.prepare import prepare
 
 out, source, few, num_nodes, memory = sys.argv[1:]
 known = {} if source.endswith(".toml") else {"num_nodes": int(num_nodes)}
-for budget in ("96MiB", None):
+for budget in (max(96 << 20, 4 * int(num_nodes)), None):
     prepare(few, out, overwrite=True, memory=budget, **known)  # compiles
 gc.collect()
 with open("/proc/self/clear_refs", "w") as file:
