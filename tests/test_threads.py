@@ -354,12 +354,12 @@ def test_ahead_waits_for_the_very_job_whose_result_is_asked_for_when_interrupted
 
     def slow():
         started.set()
-        time.sleep(0.3)
+        time.sleep(0.5)
         ended.set()
 
     def interrupt():
-        started.wait()
-        signal.raise_signal(signal.SIGINT)
+        time.sleep(0.05)  # until it is waited for
+        signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
 
     def jobs():
         yield slow
