@@ -377,7 +377,8 @@ def rows_of(text: str, path: Path, table: Table, most: int | None = None) -> lis
     if not table.quote:
         quoting["quoting"] = csv.QUOTE_NONE
     lines = itertools.islice(io.StringIO(text.removeprefix("\ufeff"), newline=""), table.skip, None)
-    limit = csv.field_size_limit(len(text))  # of the whole process, 128 KiB by default
+    limit = csv.field_size_limit()  # of the whole process, 128 KiB by default
+    csv.field_size_limit(max(limit, len(text)))
     try:
         reader = csv.reader(lines, delimiter=delimiter_of(path, table), **quoting)
         return [*itertools.islice(reader, most)]
