@@ -235,8 +235,10 @@ def ahead(jobs: Iterable[Callable[[], T]], count: int) -> Iterator[T]:
     begun: collections.deque[tuple[Callable[[], T], Future[T]]] = collections.deque()
 
     def first() -> T:
-        job, future = begun.popleft()
-        return job() if future.cancel() else future.result()
+        job, future = begun[0]
+        result = job() if future.cancel() else future.result()
+        begun.popleft()  # only now: an interrupt may come while it is waited for
+        return result
 
     try:
         for job in _or_failure(jobs):

@@ -3,6 +3,7 @@
 import gzip
 import os
 import pickle
+import re
 import zipfile
 
 import networkx
@@ -248,6 +249,80 @@ def test_values_of_a_long_matrix_do_not_depend_on_the_memory(made, tmp_path):
         stored.append(np.load(dataset.path / "edges/node-edge-node/weight.npy"))
     np.testing.assert_array_equal(*stored)
     assert len(stored[0]) == 120_000 - np.count_nonzero(pairs[:, 0] == pairs[:, 1])
+
+
+@pytest.mark.parametrize(
+    "comments",
+    [
+        "% by \u00c5ke\n",  # in UTF-8 a byte that ends a line elsewhere
+        "% a\x0cb\n\n",
+        "  % indented\n \n",
+        "% and so on\r\n",
+        "% of more than a MiB\n" * 60_000,
+    ],
+    ids=["letter", "form feed", "indented", "crlf", "long"],
+)
+def test_comments_before_the_sizes(tmp_path, comments):
+    text = f"%%MatrixMarket matrix coordinate real general\n{comments}3 3 2\n1 2 0.5\n3 1 2\n"
+    path = tmp_path / "m.mtx"
+    path.write_text(text, encoding="utf-8")
+    told = forecast(path, edge_weight="value")
+    assert (told.num_nodes, told.num_edges) == (3, 2)
+    prepare(path, tmp_path / "out", edge_weight="value")
+    with gnnx.open(tmp_path / "out") as dataset:
+        assert weights_of(dataset).tolist() == [[0, 0.5, 0], [0, 0, 0], [2, 0, 0]]
+
+
+@pytest.mark.parametrize(
+    ("head", "cause"),
+    [
+        ("", "no %%MatrixMarket banner"),
+        ("%", "no %%MatrixMarket banner"),
+        ("%%MatrixMarket matrix coordinate real general", "no line of sizes"),
+        ("%%MatrixMarket matrix coordinate real general\n% c\n", "no line of sizes"),
+        (
+            "%%MatrixMarket matrix coordinate real general\n3 3\n",
+            "'3 3' is no line of rows, columns and entries",
+        ),
+        (
+            "%%MatrixMarket matrix coordinate real general\n3 3 \u00b2\n",  # a digit, no decimal
+            "'3 3 \u00c2\u00b2' is no line of rows, columns and entries",
+        ),
+        ("%%MatrixMarket matrix coordinate real general\n3 4 0\n", "the matrix is 3 by 4"),
+        ("%%MatrixMarket matrix array real general\n3 3\n", "a dense matrix"),
+    ],
+)
+def test_heads_of_matrices_are_refused_alike_in_a_forecast(tmp_path, head, cause):
+    path = tmp_path / "m.mtx"
+    path.write_text(head, encoding="utf-8")
+    for refused in (lambda: prepare(path, tmp_path / "out"), lambda: forecast(path)):
+        with pytest.raises(DataError) as failure:
+            refused()
+        assert failure.value.cause == f"m.mtx: {cause}"
+
+
+@pytest.mark.parametrize(
+    ("name", "given", "cause"),
+    [
+        ("m.mtx", "value", "m.mtx has entries without values: its field is pattern"),
+        ("m.mtx", "2", "no such file, and no column of m.mtx"),
+        ("e.csv", "weight", "no such file, and no column of e.csv"),
+        ("r.toml", "w", "no such file, and no column of r.toml"),
+    ],
+)
+def test_values_that_are_not_there_are_refused_alike_in_a_forecast(tmp_path, name, given, cause):
+    banner = "%%MatrixMarket matrix coordinate pattern general"
+    (tmp_path / "m.mtx").write_text(f"{banner}\n3 3 1\n1 2\n")
+    (tmp_path / "e.csv").write_text("src,dst,w\n0,1,2\n")
+    (tmp_path / "r.toml").write_text("[edges]\nfiles = 'e.csv'\n")
+    path = tmp_path / name
+    for refused in (
+        lambda: prepare(path, tmp_path / "out", edge_weight=given),
+        lambda: forecast(path, edge_weight=given),
+    ):
+        with pytest.raises(UsageError) as failure:
+            refused()
+        assert failure.value.cause == f"--edge-weight {given}: {cause}"
 
 
 @pytest.mark.parametrize("size", [0, 9, 40, 60])
@@ -512,3 +587,35 @@ def test_csv_dataset_of_dgl(made, tmp_path):
     (folder / "meta.yaml").write_text("a: [")
     with pytest.raises(DataError, match=r"^meta\.yaml: not YAML"):
         prepare(folder, tmp_path / "other")
+
+
+@pytest.mark.parametrize(
+    ("meta", "nodes", "cause"),
+    [
+        ("edge_data: 1\nnode_data: 1\n", "", "meta.yaml: not as CSVDataset lays it out: TypeError"),
+        ("edge_data:\nnode_data:\n", "", "meta.yaml: not as CSVDataset lays it out: TypeError"),
+        (
+            "edge_data: [{}]\nnode_data: [{}]\n",
+            "",
+            "meta.yaml: not as CSVDataset lays it out: KeyError: 'file_name'",
+        ),
+        (
+            "edge_data: [{file_name: 5}]\nnode_data: [{file_name: n.csv}]\n",
+            "node_id\n",
+            "meta.yaml: not as CSVDataset lays it out: TypeError",
+        ),
+        ("{files}separator: 5\n", "", "meta.yaml: not as CSVDataset lays it out: TypeError"),
+        ("{files}separator: ab\n", "", "meta.yaml: separator: 'ab' is not one character"),
+        ("{files}", "", "n.csv: no columns in it"),
+        ("{files}", None, "n.csv: no such file"),
+    ],
+)
+def test_csv_datasets_that_are_none(tmp_path, meta, nodes, cause):
+    files = "edge_data:\n- file_name: e.csv\nnode_data:\n- file_name: n.csv\n"
+    (tmp_path / "meta.yaml").write_text(meta.replace("{files}", files))
+    (tmp_path / "e.csv").write_text("src_id,dst_id\n")
+    if nodes is not None:
+        (tmp_path / "n.csv").write_text(nodes)
+    for refused in (lambda: prepare(tmp_path, tmp_path / "out"), lambda: forecast(tmp_path)):
+        with pytest.raises(DataError, match=re.escape(cause)):
+            refused()

@@ -1,5 +1,6 @@
 """Tables with keys: recipes, numbering, columns, splits; keys come back as they went in."""
 
+import csv
 import gzip
 import json
 import tempfile
@@ -16,7 +17,7 @@ from hypothesis import strategies as st
 import gnnx
 from gnnx.errors import BudgetError, DataError, UsageError
 from gnnx.export import export
-from gnnx.prepare import prepare
+from gnnx.prepare import forecast, prepare
 from gnnx.prepare.recipe import Recipe
 from gnnx.store import verify
 
@@ -457,6 +458,27 @@ def test_options_of_the_call_win(run):
             "Did you mean self_loops?",
         ),
         (
+            "[edges]\nfiles = 'e'\ndelimiter = 'ab'",
+            "edges.delimiter: 'ab' is not one character",
+            "Give one character.",
+        ),
+        (
+            "[edges]\nfiles = 'e'\ndelimiter = ''",
+            "edges.delimiter: '' is not one character",
+            "Give one character.",
+        ),
+        (
+            "[edges]\nfiles = 'e'\n[nodes]\nfiles = 'n'\nquote = '--'",
+            "nodes.quote: '--' is not one character",
+            "Give one character.",
+        ),
+        (
+            "[edges]\nfiles = 'e'\nquote = ','",
+            "edges.quote: ',' is the delimiter",
+            "Give another, or none.",
+        ),
+        ("[edges]\nfiles = 'e'\nskip = -1", "edges.skip: -1 is below 0", "Give 0 or more."),
+        (
             "[edges]\nfiles = 'e'\n[features]\nfile = 'x.npy'",
             "[features] without [nodes]: which row is which node is not known",
             "Give a table of the nodes.",
@@ -468,6 +490,19 @@ def test_mistakes_in_recipes(tmp_path, text, cause, remedy):
     with pytest.raises(UsageError) as failure:
         Recipe.load(tmp_path / "r.toml")
     assert (failure.value.cause, failure.value.remedy) == (f"r.toml: {cause}", remedy)
+
+
+def test_fields_longer_than_the_csv_module_takes(run, tmp_path):
+    """And a separator that is no pattern of files."""
+    recipe = "[edges]\nfiles = 'e.csv'\n[nodes]\nfiles = 'n.csv'\nkey = 'id'\n"
+    recipe += "features = 'x'\nseparator = '.'\n"
+    long = 200_000 * "z"
+    edges = f"src,dst,{long}\na,b,{long}\nb,a,1\n"
+    report, _ = run(recipe, {"e.csv": edges, "n.csv": "id,x\na,1.2\nb,3.4\n"})
+    assert (report.edges_read, report.num_features) == (2, 2)
+    told = forecast(tmp_path / "raw/recipe.toml")
+    assert (told.num_nodes, told.num_edges, told.exact) == (2, 2, True)
+    assert csv.field_size_limit() == 131_072  # which belongs to the process
 
 
 def test_recipes_that_are_none(run, tmp_path):

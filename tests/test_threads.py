@@ -1,6 +1,7 @@
 """The pool covers every range once, whatever it is busy with, and passes every failure on."""
 
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -345,3 +346,29 @@ def test_ahead_waits_for_what_has_started_when_its_caller_ends(pool):
     assert next(results) == 0
     results.close()
     assert not started.is_set() or ended.is_set()
+
+
+def test_ahead_waits_for_the_very_job_whose_result_is_asked_for_when_interrupted(pool):
+    """What it uses, a file say, is closed right after."""
+    started, ended = threading.Event(), threading.Event()
+
+    def slow():
+        started.set()
+        time.sleep(0.5)
+        ended.set()
+
+    def interrupt():
+        time.sleep(0.05)  # until it is waited for
+        signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
+
+    def jobs():
+        yield slow
+        started.wait(timeout=60)
+        interrupter.start()
+        yield int
+
+    interrupter = threading.Thread(target=interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        next(threads.ahead(jobs(), 1))
+    assert ended.is_set()
+    interrupter.join()

@@ -348,18 +348,13 @@ def _columns(path: Path) -> int:
 
 
 def _matrix(path: Path) -> Counts:
-    lines = sample(path)
-    banner, sizes_line = read_head(path)
-    sizes = sizes_line.split()
-    if len(sizes) != 3 or not all(size.isdigit() for size in sizes):
-        raise DataError(f"{path.name}: no line of sizes", "Fetch the file again.")
-    entries = int(sizes[2])
-    mirrored = "general" not in banner.lower()
+    head = read_head(path)
+    mirrored = head.symmetry != "general"
     return Counts(
-        entries * (1 + mirrored),
-        int(sizes[0]),
-        lines.num_bytes,
-        scratch_bytes=16 * entries,  # mirror images are made of them
+        head.num_entries * (1 + mirrored),
+        head.num_nodes,
+        sample(path).num_bytes,
+        scratch_bytes=16 * head.num_entries,  # mirror images are made of them
         exact=not mirrored,  # loops are there once
     )
 

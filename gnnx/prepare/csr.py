@@ -180,7 +180,8 @@ class CsrBuilder:
             for bucket in range(buckets.count):
                 begin()
                 if ahead:
-                    built, found = ahead.popleft().result()
+                    built, found = ahead[0].result()  # an interrupt may come meanwhile
+                    ahead.popleft()
                     begin()  # all threads have work while these are written
                     changes += found
                     while built:

@@ -27,6 +27,7 @@ from gnnx.prepare.layouts import csv_dataset
 from gnnx.prepare.matrix_market import is_matrix
 from gnnx.prepare.recipe import Options, Recipe
 from gnnx.prepare.recipe_counts import count_recipe
+from gnnx.prepare.sources import check_value
 from gnnx.prepare.text import is_text
 from gnnx.prepare.typed import directions, has_types, refuse_for_types
 from gnnx.prepare.typed_counts import count_typed
@@ -235,6 +236,7 @@ class _Graph:
 
 def _take_value(edges: EdgeCounts, name: str, given: str, source: Path) -> None:
     """Count values that an option names: a file, or something of the source."""
+    check_value(source, given, name)
     path, width, size = Path(given), 1, 8 if name == "time" else 4
     if path.exists():
         (_, width, stored), text_bytes, _ = count_rows(path)

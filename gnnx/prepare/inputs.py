@@ -95,7 +95,7 @@ class Inputs:
         elif is_matrix(path):
             edges = MatrixEdges(self._workspace, path, self._progress)
             found = Source(edges, num_nodes=[(path.name, edges.num_nodes)])
-            found.offered = VALUE if edges.banner.has_values else None
+            found.offered = VALUE if edges.head.has_values else None
         else:
             with self._workspace.whole(path.name, *_size_in_memory(path)):
                 graph = self._whole(path)

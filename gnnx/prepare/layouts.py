@@ -6,6 +6,7 @@ Letters: N nodes.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from gnnx.prepare.edges import PairEdges
 from gnnx.prepare.recipe import EdgeTable, NodeTable, Recipe
 from gnnx.prepare.sources import Reader, Source
 from gnnx.prepare.splits import NAMES
+from gnnx.prepare.tables import header, matches
 from gnnx.prepare.text import outside
 from gnnx.prepare.values import ArrayRows
 
@@ -89,37 +91,44 @@ def csv_dataset(folder: Path) -> Recipe | None:
     meta = load_yaml(folder / "meta.yaml")
     if meta is None:
         return None
-    nodes, edges = meta.get("node_data", []), meta.get("edge_data", [])
-    if len(nodes) != 1 or len(edges) != 1:
-        raise DataError(
-            f"{folder / 'meta.yaml'}: {len(nodes)} node files and {len(edges)} edge files",
-            "Graphs of one node type and one edge type can be read.",
+    where = folder / "meta.yaml"
+    with named_where_wrong(where, "CSVDataset"):
+        nodes, edges = meta.get("node_data", []), meta.get("edge_data", [])
+        if len(nodes) != 1 or len(edges) != 1:
+            raise DataError(
+                f"{where}: {len(nodes)} node files and {len(edges)} edge files",
+                "Graphs of one node type and one edge type can be read.",
+            )
+        separator = meta.get("separator", ",")
+        if len(separator) != 1:
+            raise DataError(
+                f"{where}: separator: {separator!r} is not one character", "Give one character."
+            )
+        node_file, edge_file = nodes[0]["file_name"], edges[0]["file_name"]
+        matches(folder, edge_file)
+        table = NodeTable((node_file,), delimiter=separator)
+        names = header(matches(folder, node_file)[0], table)
+        if "graph_id" in names:
+            raise DataError(f"{node_file}: several graphs", "Give a folder with one graph.")
+
+        def there(name: str) -> str | None:
+            return name if name in names else None
+
+        integers = meta.get("node_id_type", "integer") == "integer"
+        return Recipe(
+            edges=EdgeTable((edge_file,), delimiter=separator, src="src_id", dst="dst_id"),
+            nodes=dataclasses.replace(
+                table,
+                key="node_id",
+                key_type="integer" if integers else "string",
+                features=("feat",) if "feat" in names else (),
+                separator=",",
+                label=there("label"),
+                train=there("train_mask"),
+                val=there("val_mask"),
+                test=there("test_mask"),
+            ),
         )
-    separator = meta.get("separator", ",")
-    node_file, edge_file = nodes[0]["file_name"], edges[0]["file_name"]
-    with (folder / node_file).open(encoding="utf-8") as file:
-        names = file.readline().strip().split(separator)
-    if "graph_id" in names:
-        raise DataError(f"{node_file}: several graphs", "Give a folder with one graph.")
-
-    def there(name: str) -> str | None:
-        return name if name in names else None
-
-    return Recipe(
-        edges=EdgeTable((edge_file,), delimiter=separator, src="src_id", dst="dst_id"),
-        nodes=NodeTable(
-            (node_file,),
-            delimiter=separator,
-            key="node_id",
-            key_type="integer" if meta.get("node_id_type", "integer") == "integer" else "string",
-            features=("feat",) if "feat" in names else (),
-            separator=",",
-            label=there("label"),
-            train=there("train_mask"),
-            val=there("val_mask"),
-            test=there("test_mask"),
-        ),
-    )
 
 
 def graphbolt(folder: Path, reader: Reader, workspace: Workspace) -> Source | None:
@@ -186,13 +195,13 @@ def _take_features(folder: Path, data: dict[str, Any], found: Source, reader: Re
 
 
 @contextlib.contextmanager
-def named_where_wrong(path: Path) -> Iterator[None]:
+def named_where_wrong(path: Path, layout: str = "GraphBolt") -> Iterator[None]:
     """Refuse a description of a folder that lacks what is looked for in it, by its path."""
     try:
         yield
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise DataError(
-            f"{path}: not as GraphBolt lays it out: {type(error).__name__}: {error}",
+            f"{path}: not as {layout} lays it out: {type(error).__name__}: {error}",
             "Correct the file.",
         ) from None
 

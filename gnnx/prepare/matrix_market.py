@@ -12,7 +12,7 @@ import numpy as np
 
 from gnnx.errors import DataError, UsageError
 from gnnx.prepare.edges import EdgePiece, PairEdges
-from gnnx.prepare.head import head_of
+from gnnx.prepare.head import SAMPLE_BYTES, head_of
 from gnnx.prepare.text import TextFormat, TextTable
 from gnnx.prepare.values import ArrayRows
 
@@ -29,22 +29,35 @@ if TYPE_CHECKING:
 VALUE = "value"
 """Name of the third number of an entry."""
 _FORM = TextFormat(" ", header=False, comment="%")
+_BANNER = "%%matrixmarket"
 _NUMBERS = {"real", "double", "integer", "unsigned-integer"}
 _FIELDS = _NUMBERS | {"pattern", "complex"}
 _SYMMETRIES = {"general", "symmetric", "skew-symmetric", "hermitian"}
 _LARGEST = 1 << 59
 
 
-class Banner(NamedTuple):
-    """First line of a file."""
+class Head(NamedTuple):
+    """What a file says of its entries before them."""
 
     field: str
     symmetry: str
+    num_nodes: int
+    num_entries: int
+    """Mirror images not counted."""
 
     @property
     def has_values(self) -> bool:
         """Whether entries carry a number."""
         return self.field in _NUMBERS
+
+    def check_values(self, path: Path, what: str) -> None:
+        """Refuse entries of `path` without values, or with complex ones, that `what` asks for."""
+        if not self.has_values:
+            held = "complex values" if self.field == "complex" else "entries without values"
+            raise UsageError(
+                f"{what}: {path.name} has {held}: its field is {self.field}",
+                "Give a file with a row an edge, .npy or text.",
+            )
 
     def with_mirror(
         self, entry: NDArray[np.generic], image: NDArray[np.generic], on_diagonal: NDArray[np.bool_]
@@ -91,26 +104,15 @@ class MatrixEdges:
 
     def __init__(self, workspace: Workspace, path: Path, progress: Progress | None) -> None:
         self.where = path.name
-        self.banner = read_banner(path)
+        self.head = read_head(path)
+        self.num_nodes, self.num_edges = self.head.num_nodes, self.head.num_entries
         self._lines = TextTable(workspace, path, _FORM, progress).ids(2, _LARGEST)
-        if len(self._lines) == 0:
-            raise DataError(f"{self.where}: no line of sizes", "Fetch the file again.")
-        sizes = np.empty(2, np.int64)
-        self._lines.read_into(sizes, 0)
-        if sizes[0] != sizes[1]:
+        if self.num_edges != len(self._lines) - 1:
             raise DataError(
-                f"{self.where}: the matrix is {sizes[0]} by {sizes[1]}",
-                "Give a square one: rows are sources, columns destinations.",
-            )
-        self.num_nodes = int(sizes[0])
-        declared = _declared(path)
-        if declared != len(self._lines) - 1:
-            raise DataError(
-                f"{self.where}: {len(self._lines) - 1} entries, {declared} declared",
+                f"{self.where}: {len(self._lines) - 1} entries, {self.num_edges} declared",
                 "Fetch the file again.",
             )
-        self.num_edges = declared
-        if self.banner.symmetry != "general":
+        if self.head.symmetry != "general":
             self.num_edges = sum(piece.num_edges for piece in self.pieces())
 
     def largest_id(self) -> int:
@@ -147,13 +149,11 @@ class MatrixEdges:
             Valid until the next one is asked for.
         """
         for pairs in self._entries():
-            both = self.banner.with_mirror(pairs, pairs[:, ::-1], pairs[:, 0] == pairs[:, 1])
+            both = self.head.with_mirror(pairs, pairs[:, ::-1], pairs[:, 0] == pairs[:, 1])
             yield EdgePiece(both.reshape(-1), len(both), 0, 1, 2)
 
 
-def read_values(
-    workspace: Workspace, path: Path, what: str, progress: Progress | None = None
-) -> ArrayRows:
+def read_values(workspace: Workspace, path: Path, progress: Progress | None = None) -> ArrayRows:
     """Read the values of the entries of a matrix, in the order of the edges of `MatrixEdges`.
 
     Parameters
@@ -161,9 +161,7 @@ def read_values(
     workspace
         Takes them in a scratch file.
     path
-        The file.
-    what
-        The option that asks for them, for messages.
+        The file, whose entries have real ones.
     progress
         Told how far the file has been read.
 
@@ -177,22 +175,14 @@ def read_values(
     ------
     DataError
         A value is missing or no number; the message names file and line.
-    UsageError
-        Entries have no values, or complex ones.
     """
-    banner = read_banner(path)
-    if not banner.has_values:
-        what_else = "complex values" if banner.field == "complex" else "entries without values"
-        raise UsageError(
-            f"{what} {VALUE}: {path.name} has {what_else}: its field is {banner.field}",
-            "Give a file with a row an edge, .npy or text.",
-        )
-    sign = -1 if banner.symmetry == "skew-symmetric" else 1
+    head = read_head(path)
+    sign = -1 if head.symmetry == "skew-symmetric" else 1
     scratch, count, first = workspace.scratch(), 0, 1  # the first line is that of sizes
     for lines in TextTable(workspace, path, _FORM, progress).number_pieces(np.float64):
         entries, first = lines[first:], max(0, first - len(lines))
         value = entries[:, 2]
-        both = banner.with_mirror(value, sign * value, entries[:, 0] == entries[:, 1])
+        both = head.with_mirror(value, sign * value, entries[:, 0] == entries[:, 1])
         scratch.append(np.ascontiguousarray(both))
         count += len(both)
     return ArrayRows(scratch.array(path.name, (count,), np.float64))
@@ -203,10 +193,27 @@ def is_matrix(path: Path) -> bool:
     return path.name.endswith((".mtx", ".mtx.gz"))
 
 
-def read_banner(path: Path) -> Banner:
-    """Read and check the first line of a file."""
-    words = read_head(path)[0].lower().split()
-    if not words or words[0] != "%%matrixmarket":
+def read_head(path: Path) -> Head:
+    """Read and check what stands before the entries of a file.
+
+    Parameters
+    ----------
+    path
+        The file.
+
+    Returns
+    -------
+    Head
+        Of a square sparse matrix.
+
+    Raises
+    ------
+    DataError
+        The banner or the sizes are wrong, or the matrix is dense or not square.
+    """
+    first, sizes = _first_lines(path)
+    words = first.lower().split()
+    if not words or words[0] != _BANNER:
         raise DataError(
             f"{path.name}: no %%MatrixMarket banner", "Write it with scipy.io.mmwrite, or name it."
         )
@@ -226,21 +233,30 @@ def read_banner(path: Path) -> Banner:
             )
     if kinds["format"] == "array":
         raise DataError(f"{path.name}: a dense matrix", "Give the entries that are edges.")
-    return Banner(kinds["field"], kinds["symmetry"])
-
-
-def read_head(path: Path) -> tuple[str, str]:
-    """Banner of a Matrix Market file, and its line of sizes, "" where there is none."""
-    banner, _, rest = head_of(path).text.decode("latin1").partition("\n")
-    lines = (line for line in rest.splitlines() if line.strip() and line[0] != "%")
-    return banner, next(lines, "")
-
-
-def _declared(path: Path) -> int:
-    words = read_head(path)[1].split()
-    if len(words) != 3 or not words[2].isdigit():
+    if not sizes:
+        raise DataError(f"{path.name}: no line of sizes", "Fetch the file again.")
+    numbers = sizes.split()
+    if len(numbers) != 3 or not all(number.isdecimal() for number in numbers):
         raise DataError(
-            f"{path.name}: {' '.join(words)!r} is no line of rows, columns and entries",
+            f"{path.name}: {sizes!r} is no line of rows, columns and entries",
             "Fetch the file again.",
         )
-    return int(words[2])
+    rows, columns, entries = map(int, numbers)
+    if rows != columns:
+        raise DataError(
+            f"{path.name}: the matrix is {rows} by {columns}",
+            "Give a square one: rows are sources, columns destinations.",
+        )
+    return Head(kinds["field"], kinds["symmetry"], rows, entries)
+
+
+def _first_lines(path: Path) -> tuple[str, str]:
+    """Banner, and the line of sizes, "" where there is none."""
+    size, banner, sizes, exact = SAMPLE_BYTES, _BANNER, "", False
+    while not (sizes or exact) and banner.lower().startswith(_BANNER):  # comments may be long
+        text, _, exact = head_of(path, size)
+        banner, *lines = text.decode("latin1").split("\n")
+        whole = map(str.strip, lines if exact else lines[:-1])
+        sizes = next((line for line in whole if line and line[0] != "%"), "")
+        size *= 2
+    return banner, sizes

@@ -71,7 +71,11 @@ def _texts(value: Any) -> Iterator[str]:
 def _matches(folder: Path, text: str) -> list[Path]:
     try:
         return [folder / text] if Path(text).is_absolute() else list(folder.glob(text))
-    except (ValueError, OSError):  # a name of a column, say, that is no pattern of files
+    except (
+        ValueError,
+        OSError,
+        IndexError,
+    ):  # the last of "."; a name of a column, say, that is no pattern of files
         return []
 
 

@@ -36,6 +36,15 @@ class Table:
     skip: int = 0
     """Lines at the top of CSV files that are no rows."""
 
+    def __post_init__(self) -> None:
+        for name, sign, none in ("delimiter", self.delimiter, None), ("quote", self.quote, ""):
+            if sign != none and (len(sign or "") != 1 or (sign or "") in "\0\r\n"):
+                raise UsageError(f"{name}: {sign!r} is not one character", "Give one character.")
+        if self.quote == (self.delimiter or ","):
+            raise UsageError(f"quote: {self.quote!r} is the delimiter", "Give another, or none.")
+        if self.skip < 0:
+            raise UsageError(f"skip: {self.skip} is below 0", "Give 0 or more.")
+
 
 @dataclasses.dataclass(frozen=True)
 class NodeTable(Table):
@@ -205,7 +214,10 @@ def _parsed(kind: type[Any], document: dict[str, Any], path: str) -> Any:
     values = {
         name: _checked(hints[name], value, f"{path}{name}") for name, value in document.items()
     }
-    return kind(**values)
+    try:
+        return kind(**values)
+    except UsageError as error:
+        raise UsageError(f"{path}{error.cause}", error.remedy) from None
 
 
 def _checked(hint: Any, value: Any, path: str) -> Any:

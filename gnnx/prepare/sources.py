@@ -15,7 +15,7 @@ import numpy as np
 from gnnx.errors import DataError, UsageError
 from gnnx.prepare.arrays import Archive, Array, open_npy
 from gnnx.prepare.edges import CsrEdges, Edges, Layout, PairEdges, TextEdges
-from gnnx.prepare.matrix_market import VALUE, is_matrix, read_values
+from gnnx.prepare.matrix_market import VALUE, is_matrix, read_head, read_values
 from gnnx.prepare.report import Dropped
 from gnnx.prepare.sparse import SparseRows
 from gnnx.prepare.splits import NAMES
@@ -198,20 +198,14 @@ class Reader:
         UsageError
             It is nothing of these.
         """
+        check_value(source, given, what)
         if Path(given).exists():
             return ArrayRows(self.rows(Path(given), np.float64))
         if source.suffix == ".npz":
             return ArrayRows(Archive(self._workspace, source).array(given))
-        if is_matrix(source) and given == VALUE:
-            return read_values(self._workspace, source, f"--edge-{what}", self._progress)
+        if is_matrix(source):
+            return read_values(self._workspace, source, self._progress)
         columns = given.split(",")
-        if not (is_text(source) and all(column.isdecimal() for column in columns)):
-            raise UsageError(
-                f"--edge-{what} {given}: no such file, and no column of {source.name}",
-                f"Give a file with a row an edge, or {VALUE}."
-                if is_matrix(source)
-                else "Give a file with a row an edge, or numbers of columns, from 0.",
-            )
         if self._drop_lines:
             raise UsageError(
                 f"--edge-{what} {given} and --bad-lines drop: which value is whose is not known",
@@ -321,6 +315,22 @@ class Reader:
             )
         (piece,) = numbers.pieces()
         return int(piece.reshape(1)[0])
+
+
+def check_value(source: Path, given: str, what: str) -> None:
+    """Refuse what names no values of the edges of an input, as `Reader.edge_values` takes it."""
+    if Path(given).exists() or source.suffix == ".npz":
+        return
+    columns = given.split(",")
+    if is_matrix(source) and given == VALUE:
+        read_head(source).check_values(source, f"--edge-{what} {VALUE}")
+    elif not (is_text(source) and all(column.isdecimal() for column in columns)):
+        raise UsageError(
+            f"--edge-{what} {given}: no such file, and no column of {source.name}",
+            f"Give a file with a row an edge, or {VALUE}."
+            if is_matrix(source)
+            else "Give a file with a row an edge, or numbers of columns, from 0.",
+        )
 
 
 def _sparse(archive: Archive, prefix: str) -> SparseRows:

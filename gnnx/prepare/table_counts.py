@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import csv
 import dataclasses
-import io
 import math
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -22,7 +20,7 @@ from gnnx.prepare.counting import (
 )  # fmt: skip
 from gnnx.prepare.head import SAMPLE_BYTES, head_of
 from gnnx.prepare.splits import NAMES
-from gnnx.prepare.tables import check_column, delimiter_of, header, kind_of, matches
+from gnnx.prepare.tables import check_column, header, kind_of, matches, rows_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -319,8 +317,8 @@ def _text_rows(paths: list[Path], table: Table) -> tuple[int, bool, pa.Table]:
             exact = False
             break
         head = head_of(path, SAMPLE_BYTES - read)
-        rows = _rows(head.text.decode(table.encoding, "replace"), path, table)
-        rows = rows[table.skip + table.header :]
+        rows = rows_of(head.text.decode(table.encoding, "replace"), path, table)
+        rows = [row for row in rows[table.header :] if row]
         rows = rows if head.exact else rows[:-1]
         sample = sample or rows
         exact = exact and head.exact
@@ -331,18 +329,6 @@ def _text_rows(paths: list[Path], table: Table) -> tuple[int, bool, pa.Table]:
     columns = list(zip(*whole, strict=True)) or [()] * len(names)
     cells = [pa.array([cell or None for cell in column], pa.string()) for column in columns]
     return count, exact, pa.table(dict(zip(names, cells, strict=True)))
-
-
-def _rows(text: str, path: Path, table: Table) -> list[list[str]]:
-    quoting: dict[str, Any] = {"quoting": csv.QUOTE_NONE}
-    if table.quote:
-        quoting = {"quotechar": table.quote}
-    lines = io.StringIO(text.removeprefix("\ufeff"), newline="")
-    try:
-        found = list(csv.reader(lines, delimiter=delimiter_of(path, table), **quoting))
-    except csv.Error as error:
-        raise DataError(f"{path.name}: {error}", "Correct the file.") from None
-    return [row for row in found if row]
 
 
 def _is_number(text: str) -> bool:

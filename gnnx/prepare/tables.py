@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import csv
 import glob
+import io
 import itertools
 import re
 import shutil
@@ -335,13 +336,10 @@ def header(path: Path, table: Table) -> list[str]:
     """Names of the columns of a CSV file."""
     try:
         with pa.input_stream(str(path)) as stream:
-            text = stream.read(1 << 20).decode(table.encoding, "replace").removeprefix("\ufeff")
+            text = stream.read(1 << 20).decode(table.encoding, "replace")
     except (OSError, pa.ArrowInvalid) as error:
         raise DataError(f"{path.name}: cannot be read: {error}", "Fetch the file again.") from None
-    lines = text.splitlines(keepends=True)[table.skip :]
-    quoting = {"quotechar": table.quote} if table.quote else {"quoting": csv.QUOTE_NONE}
-    delimiter = delimiter_of(path, table)
-    row: list[str] = next(csv.reader(lines, delimiter=delimiter, **quoting), [])
+    (row,) = rows_of(text, path, table, 1) or [[]]
     if not row:
         raise DataError(f"{path.name}: no columns in it", "Give a table with a row or a header.")
     names = row if table.header else [f"column{i}" for i in range(len(row))]
@@ -349,6 +347,45 @@ def header(path: Path, table: Table) -> list[str]:
         twice = next(name for name in names if names.count(name) > 1)
         raise DataError(f"{path.name}: column {twice!r} is there twice", "Name each column once.")
     return names
+
+
+def rows_of(text: str, path: Path, table: Table, most: int | None = None) -> list[list[str]]:
+    """Split what a CSV file begins with into rows, its header among them.
+
+    Parameters
+    ----------
+    text
+        Up to some MiB.
+    path
+        The file, for its delimiter and for messages.
+    table
+        How it is written.
+    most
+        Rows to return; all by default.
+
+    Returns
+    -------
+    list of list of str
+        Fields of each row after the lines that are skipped; of a blank line none.
+
+    Raises
+    ------
+    DataError
+        It is no CSV.
+    """
+    quoting: dict[str, Any] = {"quotechar": table.quote or None}
+    if not table.quote:
+        quoting["quoting"] = csv.QUOTE_NONE
+    lines = itertools.islice(io.StringIO(text.removeprefix("\ufeff"), newline=""), table.skip, None)
+    limit = csv.field_size_limit()  # of the whole process, 128 KiB by default
+    csv.field_size_limit(max(limit, len(text)))
+    try:
+        reader = csv.reader(lines, delimiter=delimiter_of(path, table), **quoting)
+        return [*itertools.islice(reader, most)]
+    except csv.Error as error:
+        raise DataError(f"{path.name}: {error}", "Correct the file.") from None
+    finally:
+        csv.field_size_limit(limit)
 
 
 def first_line(path: Path, table: Table) -> int:
