@@ -120,5 +120,6 @@ class Ahead:
         """Give back what was made, of which nobody is going to use any more; what windows did."""
         self.stop()
         counts: WindowCounts = self.rows.close()
+        del self.rows  # it knows the loader, and this
         self.end_draws()
         return counts

@@ -222,7 +222,9 @@ class Trainer:
             self._backward(model, batch)
 
         with smallest_named(self.dataset, self._rehearse):
-            self._plan = make_plan(self.loader, self.model, self.optimizer, step)
+            self._plan = make_plan(
+                self.loader, self.model, self.optimizer, step, evaluated=self.eval_every == 1
+            )
         return self._plan
 
     def _rehearse(self, dataset: Dataset) -> None:
