@@ -1,5 +1,6 @@
 """Graphs of other packages, and files that are read into memory as a whole."""
 
+import gzip
 import os
 import pickle
 import zipfile
@@ -10,11 +11,13 @@ import pytest
 import scipy.io
 import scipy.sparse
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 import gnnx
 from gnnx.errors import DataError, UsageError
 from gnnx.interop import InMemoryGraph
-from gnnx.prepare import prepare
+from gnnx.prepare import forecast, prepare
 from gnnx.store import verify
 
 
@@ -164,6 +167,124 @@ def test_long_matrix_market_in_little_memory(made, tmp_path):
     report, edges, _ = made(tmp_path / "m.mtx", memory="8MiB")
     assert report.edges_read == dense.nnz
     assert sorted(edges) == sorted(zip(*(c.tolist() for c in dense.coords), strict=True))
+
+
+def weights_of(dataset):
+    """Weights as a matrix: rows are sources."""
+    graph = dataset.graph
+    found = np.zeros((graph.num_nodes, graph.num_nodes), np.float32)
+    values = np.load(dataset.path / "edges/node-edge-node/weight.npy")
+    for first, indptr, indices in graph.iter_rows():
+        rows = np.repeat(np.arange(first, first + len(indptr) - 1), np.diff(indptr))
+        np.add.at(found, (indices, rows), values[: len(indices)])
+        values = values[len(indices) :]
+    return found
+
+
+@pytest.mark.parametrize("suffix", ["mtx", "mtx.gz"])
+@pytest.mark.parametrize("symmetry", ["general", "symmetric", "skew-symmetric"])
+@pytest.mark.parametrize("dtype", [np.float64, np.int16, np.uint16])
+def test_values_of_matrix_market(made, tmp_path, symmetry, dtype, suffix):
+    """Weights are what SciPy reads."""
+    rng = np.random.default_rng(1)
+    dense = rng.integers(1, 100, (30, 30)) * (rng.random((30, 30)) < 0.2)
+    if dtype is np.float64:
+        dense = dense * rng.random((30, 30))
+    if symmetry != "general":
+        dense = np.tril(dense, 0 if symmetry == "symmetric" else -1)
+        dense = dense + np.tril(dense, -1).T * (1 if symmetry == "symmetric" else -1)
+    unsigned = dtype is np.uint16
+    if unsigned:
+        dense = np.abs(dense)
+    path = tmp_path / f"m.{suffix}"
+    matrix = scipy.sparse.coo_array(dense.astype(dtype))
+    # of a skew one with natural numbers no file can be written
+    kind = "symmetric" if unsigned and symmetry != "general" else symmetry
+    scipy.io.mmwrite(tmp_path / "m.mtx", matrix, symmetry=kind)
+    if suffix == "mtx.gz":
+        path.write_bytes(gzip.compress((tmp_path / "m.mtx").read_bytes()))
+    report, _, dataset = made(path)
+    note = "values of edges are not kept: give --edge-weight value"
+    assert report.notes == [note]
+    report, edges, dataset = made(path, edge_weight="value")
+    assert (report.notes, len(edges)) == ([], matrix.nnz)
+    expected = scipy.io.mmread(path).toarray().astype(np.float32)
+    np.testing.assert_array_equal(weights_of(dataset), expected)
+
+
+@given(
+    entries=st.lists(
+        st.tuples(st.integers(1, 6), st.integers(1, 6), st.integers(-9, 9)), max_size=40
+    ),
+    symmetry=st.sampled_from(["general", "symmetric", "skew-symmetric"]),
+)
+@settings(max_examples=30)
+def test_values_of_repeated_entries(tmp_path_factory, entries, symmetry):
+    """Also of entries that are there twice, or on both sides of the diagonal."""
+    folder = tmp_path_factory.mktemp("mtx")
+    lines = [f"%%MatrixMarket matrix coordinate real {symmetry}", "% a comment", ""]
+    lines += [f"6 6 {len(entries)}", *(f"{i} {j}  {v / 4}" for i, j, v in entries)]
+    (folder / "m.mtx").write_text("\n".join(lines))
+    sign = {"general": 0, "symmetric": 1, "skew-symmetric": -1}[symmetry]
+    expected = np.zeros((6, 6))
+    for i, j, v in entries:
+        expected[i - 1, j - 1] += v / 4
+        expected[j - 1, i - 1] += sign * v / 4 * (i != j)
+    prepare(folder / "m.mtx", folder / "out", edge_weight="value")
+    with gnnx.open(folder / "out") as dataset:
+        np.testing.assert_array_equal(weights_of(dataset), expected)
+
+
+def test_values_of_a_long_matrix_do_not_depend_on_the_memory(made, tmp_path):
+    """Nor does the order of parallel edges, of which entries above the diagonal make some."""
+    rng = np.random.default_rng(0)
+    pairs, values = rng.integers(1, 301, (60_000, 2)), rng.random(60_000).round(6)
+    rows = "".join(f"{i} {j} {v}\n" for (i, j), v in zip(pairs.tolist(), values, strict=True))
+    head = "%%MatrixMarket matrix coordinate real symmetric\n300 300 60000\n"
+    (tmp_path / "m.mtx").write_text(head + rows)
+    stored = []
+    for memory in ("8MiB", "1GiB"):
+        _, _, dataset = made(tmp_path / "m.mtx", edge_weight="value", memory=memory)
+        stored.append(np.load(dataset.path / "edges/node-edge-node/weight.npy"))
+    np.testing.assert_array_equal(*stored)
+    assert len(stored[0]) == 120_000 - np.count_nonzero(pairs[:, 0] == pairs[:, 1])
+
+
+@pytest.mark.parametrize("size", [0, 9, 40, 60])
+def test_a_matrix_cut_while_it_was_compressed(tmp_path, size):
+    text = "%%MatrixMarket matrix coordinate real general\n3 3 3\n1 2 0.5\n2 3 1\n3 1 2\n"
+    path = tmp_path / "m.mtx.gz"
+    path.write_bytes(gzip.compress(text.encode())[:size])
+    for refused in (prepare, forecast):
+        with pytest.raises(DataError, match=r"^m\.mtx\.gz: "):
+            refused(path, **({"out": tmp_path / "out"} if refused is prepare else {}))
+
+
+def test_values_that_a_matrix_lacks(tmp_path):
+    head = "%%MatrixMarket matrix coordinate {} general\n3 3 3\n"
+    path = tmp_path / "m.mtx"
+
+    def refused(field, lines, error, cause, name="value"):
+        path.write_text(head.format(field) + "".join(f"{line}\n" for line in lines))
+        with pytest.raises(error, match=cause):
+            prepare(path, tmp_path / "out", edge_weight=name, overwrite=True)
+
+    cause = r"^--edge-weight value: m\.mtx has entries without values: its field is pattern\n"
+    refused("pattern", ["1 2", "2 1", "3 3"], UsageError, cause)
+    cause = r"^--edge-weight value: m\.mtx has complex values: its field is complex\n"
+    refused("complex", ["1 2 1 0", "2 1 1 0", "3 3 1 0"], UsageError, cause)
+    cause = r"^m\.mtx:4: 3 columns expected, 2 found\n"
+    refused("real", ["1 2 1", "2 1", "3 3 1"], DataError, cause)
+    cause = r"^m\.mtx:5: 'one' is not a number\n"
+    refused("integer", ["1 2 1", "2 1 1", "3 3 one"], DataError, cause)
+    cause = r"^m\.mtx: edge 1, column 0: weight nan is not finite\n"
+    refused("real", ["1 2 1", "2 1 nan", "3 3 1"], DataError, cause)
+    cause = r"^--edge-weight data: no such file, and no column of m\.mtx"
+    refused("real", ["1 2 1", "2 1 1", "3 3 1"], UsageError, cause, "data")
+    path.write_text(head.format("real") + "1 2 1.5\n2 1 1\n3 3 1\n")
+    cause = r"^m\.mtx: edge 0: time 1\.5 is no whole number"
+    with pytest.raises(DataError, match=cause):
+        prepare(path, tmp_path / "out", edge_time="value", overwrite=True)
 
 
 # Pickles

@@ -28,6 +28,12 @@ def _ledger(host=LIMIT, device=LIMIT, disk=None):
     return Ledger(Budget(host, device, disk))
 
 
+def huge_pages_are_given():
+    """Whether the system has huge pages for those who ask."""
+    given = Path("/sys/kernel/mm/transparent_hugepage/enabled")
+    return given.exists() and "[never]" not in given.read_text(encoding="ascii")
+
+
 def _resident_bytes(ledger, tier):
     """Resident bytes of a tier's slab, page by page from the kernel's own tables."""
     slab = ledger._slabs[tier]
@@ -397,6 +403,39 @@ def test_freed_memory_goes_back_to_the_system():
     assert _resident_bytes(ledger, Tier.DEVICE) == 32 * MIB  # kept warm for the next step
     ledger.trim()
     assert _resident_bytes(ledger, Tier.DEVICE) == 0
+
+
+def _huge_bytes(slab):
+    """Bytes of a slab's mapping that lie in huge pages."""
+    first, last, found, inside = slab.base, slab.base + len(slab.map), 0, False
+    for line in Path("/proc/self/smaps").read_text(encoding="ascii", errors="replace").splitlines():
+        if line[0].islower() or line[0].isdigit():  # addresses of a mapping
+            begin, end = (int(text, 16) for text in line.split()[0].split("-"))
+            inside = first <= begin and end <= last
+        elif inside and line.startswith("AnonHugePages:"):
+            found += int(line.split()[1]) << 10
+    return found
+
+
+@pytest.mark.skipif(not huge_pages_are_given(), reason="the system gives no huge pages")
+def test_large_arrays_lie_in_huge_pages_and_small_ones_do_not():
+    """A huge page has no byte that nobody holds, now or after a part of it has been given back."""
+    ledger = _ledger(host=64 * MIB)
+    large = ledger.empty(16 * MIB, np.uint8, Tier.HOST, "test")
+    small = [ledger.empty(MIB // 2, np.uint8, Tier.HOST, "test") for _ in range(16)]
+    for block in (large, *small):
+        block[:1] = 1
+    slab = ledger._slabs[Tier.HOST]
+    assert 0 < _huge_bytes(slab) <= 16 * MIB
+    assert (
+        _resident_bytes(ledger, Tier.HOST) <= slabs.HUGE_PAGE + 17 * PAGE
+    )  # of each the first byte
+    large[:] = 1
+    assert _huge_bytes(slab) >= 12 * MIB  # the ends of 16 MiB may lie in no whole one
+    del large, block
+    ledger.trim()
+    assert _huge_bytes(slab) == 0
+    assert ledger.held_bytes(Tier.HOST) == 8 * MIB
 
 
 @pytest.mark.parametrize(("tier", "slack"), [(Tier.HOST, 0.03), (Tier.DEVICE, 0.25)])

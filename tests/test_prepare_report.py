@@ -162,7 +162,73 @@ CASES = {
     "archive": ("g.npz", {"memory": "64MiB"}),
     "values": ("e.npy", {"num_nodes": 20_000, "edge_weight": "w.npy", "memory": "256MiB"}),
     "values in ranges": ("e.npy", {"num_nodes": 20_000, "edge_weight": "w.npy", "memory": "32MiB"}),
+    "values of a matrix": ("m.mtx", {"edge_weight": "value", "memory": "64MiB"}),
+    "mirror images": ("s.mtx", {"edge_weight": "value", "memory": "64MiB"}),
+    "values of a column": ("e.txt", {"num_nodes": 20_000, "edge_time": "1", "memory": "64MiB"}),
+    "keys in text": ("people.toml", {"memory": "256MiB"}),
+    "keys in text, less memory": ("people.toml", {"memory": "128MiB", "self_loops": "add"}),
+    "rows and values in Parquet": ("rated.toml", {"memory": "256MiB"}),
+    "rows, with features": ("rated.toml", {"features": "x.npy", "memory": "512MiB"}),
+    "no table of nodes": ("ends.toml", {"memory": "256MiB"}),
+    "no table of nodes, integers": ("numbers.toml", {"memory": "128MiB"}),
+    "folder of DGL": ("dgl", {"memory": "256MiB"}),
 }
+SAMPLED = {
+    "text", "mirror images", "packed text", "values of a column", "keys in text",
+    "keys in text, less memory", "no table of nodes", "no table of nodes, integers",
+    "folder of DGL",
+}  # fmt: skip
+
+PEOPLE = """
+nodes = {files = "people.csv", key = "name", features = ["age", "x*"], label = "city"}
+edges = {files = "follows/*.csv.gz", src = "who", dst = "whom"}
+splits = {train = "train.txt", val = "val.txt"}
+options = {undirected = true}
+"""
+RATED = """
+nodes = {files = "things.parquet", features = "x", separator = " ", tags = "tags"}
+edges = {files = "rated.parquet", weight = "rating", time = "at", relation = "how"}
+"""
+
+
+def write_tables(path, rng, pairs):
+    """Tables of the same edges: between names, between rows with values, between large numbers."""
+    num_nodes = 20_000
+    names = [f"person number {i:05d}" for i in range(num_nodes)]
+    x = rng.normal(size=(num_nodes, 6)).round(3).tolist()
+    rows = [
+        f"{name},{i % 90},{','.join(map(str, x[i]))},city {i % 7}" for i, name in enumerate(names)
+    ]
+    head = "name,age,x0,x1,x2,x3,x4,x5,city"
+    (path / "people.csv").write_text("\n".join([head, *rows]))
+    (path / "train.txt").write_text("\n".join(names[:15_000]))
+    (path / "val.txt").write_text("\n".join(names[15_000:]))
+    lines = [f"{names[a]},{names[b]}" for a, b in pairs.tolist()]
+    (path / "follows").mkdir()
+    for part in range(3):  # more than is sampled
+        with gzip.open(path / f"follows/{part}.csv.gz", "wt", 1) as file:
+            file.write("\n".join(["who,whom", *lines[part::3]]))
+    (path / "people.toml").write_text(PEOPLE)
+    lists = rng.normal(size=(num_nodes, 16)).astype(np.float32).tolist()
+    tags = [["abcd"[i % 4], "efgh"[i // 4 % 4]] for i in range(num_nodes)]
+    pq.write_table(pa.table({"x": lists, "tags": tags}), path / "things.parquet")
+    how = np.array(["bought", "seen", "liked"])[rng.integers(0, 3, len(pairs))]
+    columns = {"src": pairs[:, 0], "dst": pairs[:, 1], "rating": rng.random(len(pairs))}
+    columns |= {"at": rng.integers(0, 1 << 40, len(pairs)), "how": how}
+    pq.write_table(pa.table(columns), path / "rated.parquet")
+    (path / "rated.toml").write_text(RATED)
+    ends = 'edges = {files = "follows/*.csv.gz", src = "who", dst = "whom"}'
+    (path / "ends.toml").write_text(ends)
+    large = pairs.astype(np.int64) * 12_345_678_901
+    pq.write_table(pa.table({"src": large[:, 0], "dst": large[:, 1]}), path / "numbers.parquet")
+    (path / "numbers.toml").write_text('edges = {files = "numbers.parquet"}')
+    (path / "dgl").mkdir()
+    meta = "node_data:\n- file_name: nodes.csv\nedge_data:\n- file_name: edges.csv\n"
+    (path / "dgl/meta.yaml").write_text(f"dataset_name: d\n{meta}")
+    rows = [f'{i},"{",".join(map(str, x[i]))}",{i % 3}' for i in range(num_nodes)]
+    (path / "dgl/nodes.csv").write_text("\n".join(["node_id,feat,label", *rows]))
+    lines = [f"{a},{b}" for a, b in pairs.tolist()]
+    (path / "dgl/edges.csv").write_text("\n".join(["src_id,dst_id", *lines]))
 
 
 @pytest.fixture(scope="module")
@@ -178,6 +244,12 @@ def large(tmp_path_factory):
     text = b"".join(b"%d %d\n" % pair for pair in map(tuple, pairs.tolist()))
     (tmp_path / "e.txt").write_bytes(text)
     (tmp_path / "e.txt.gz").write_bytes(gzip.compress(text, 1))
+    rows = b"".join(b"%d %d 1.5\n" % (a + 1, b + 1) for a, b in pairs.tolist())
+    head = b"%%MatrixMarket matrix coordinate real general\n20000 20000 1000000\n"
+    (tmp_path / "m.mtx").write_bytes(head + rows)
+    head = b"%%MatrixMarket matrix coordinate real symmetric\n20000 20000 500000\n"
+    (tmp_path / "s.mtx").write_bytes(head + b"".join(rows.splitlines(keepends=True)[:500_000]))
+    write_tables(tmp_path, rng, pairs)
     return tmp_path
 
 
@@ -190,7 +262,7 @@ def test_forecast_is_near_what_is_taken_h14(tmp_path, large, watched, name):
     told = forecast(large / source, **options)
     assert sorted(os.listdir(large)) == before
     assert told.num_edges == pytest.approx(1_000_000, rel=0.05)
-    assert told.exact == (name not in {"text", "packed text"})
+    assert told.exact == (name not in SAMPLED)
     prepare(large / source, tmp_path / "out", **options)
     taken = sum(path.stat().st_size for path in (tmp_path / "out").rglob("*") if path.is_file())
     disk = taken + watched[-1].peak_bytes(Tier.DISK)
@@ -211,11 +283,10 @@ def test_dry_run_on_the_command_line(troubled, tmp_path):
     assert sorted(os.listdir(tmp_path)) == before
 
 
-@pytest.mark.parametrize("name", ["g.gml", "g.mat", "none.npy", "bad.npz", "r.toml"])
+@pytest.mark.parametrize("name", ["g.gml", "g.mat", "none.npy", "bad.npz", "g.pt"])
 def test_forecast_of_what_cannot_be_counted(tmp_path, name):
     if name != "none.npy":
-        recipe = name.endswith(".toml")
-        (tmp_path / name).write_text('edges = {files = "e.csv"}' if recipe else "x")
+        (tmp_path / name).write_text("x")
     with pytest.raises(DataError if name in {"none.npy", "bad.npz"} else UsageError, match=name):
         forecast(tmp_path / name)
 
@@ -234,6 +305,114 @@ def test_counts_of_real_graphs(shared_data, folder, nodes, edges):
     assert told.num_nodes == nodes
     assert told.exact
     assert edges in {None, told.num_edges}
+
+
+@pytest.mark.parametrize("kind", ["tags", "labels", "json"])
+def test_forecast_of_what_else_a_recipe_says(tmp_path, watched, kind):
+    """Several labels a node, and features in JSON; what is written, and scratch files."""
+    rng = np.random.default_rng(0)
+    size = 30_000
+    names = [f"{'xyz'[i % 3]};common" if i % 5 else "" for i in range(size)]
+    columns = {f"l{i}": rng.integers(0, 2, size) for i in range(5)}
+    pq.write_table(pa.table({"names": names, **columns}), tmp_path / "n.parquet")
+    lists = {str(i): rng.integers(0, 64, 3).tolist() for i in range(size)}
+    (tmp_path / "x.json").write_text(json.dumps(lists))
+    pairs = rng.integers(0, size, (50_000, 2))
+    pq.write_table(pa.table({"src": pairs[:, 0], "dst": pairs[:, 1]}), tmp_path / "e.parquet")
+    key = {"tags": 'tags = "names", separator = ";"', "labels": 'labels = "l*"', "json": ""}[kind]
+    (tmp_path / "r.toml").write_text(
+        f'nodes = {{files = "n.parquet"{", " * bool(key)}{key}}}\nedges = {{files = "e.parquet"}}\n'
+        + 'features = {file = "x.json"}' * (kind == "json")
+    )
+    told = forecast(tmp_path / "r.toml", memory="128MiB")
+    assert (told.num_nodes, told.num_edges, told.exact) == (size, 50_000, True)
+    prepare(tmp_path / "r.toml", tmp_path / "out", memory="128MiB")
+    taken = sum(path.stat().st_size for path in (tmp_path / "out").rglob("*") if path.is_file())
+    assert watched[-1].peak_bytes(Tier.HOST) == pytest.approx(told.memory_bytes, rel=0.3)
+    assert taken == pytest.approx(told.written_bytes, rel=0.3)
+    scratch = told.disk_bytes - told.written_bytes
+    assert watched[-1].peak_bytes(Tier.DISK) == pytest.approx(scratch, rel=0.3)
+
+
+def test_dry_run_of_a_recipe_takes_its_options(tmp_path):
+    rng = np.random.default_rng(0)
+    np.savetxt(
+        tmp_path / "e.csv", rng.integers(0, 9, (99, 2)), "%d", ",", header="src,dst", comments=""
+    )
+    (tmp_path / "n.csv").write_text("\n".join(["id", *map(str, range(9))]))
+    text = 'nodes = {files = "n.csv", key = "id"}\nedges = {files = "e.csv"}\n'
+    (tmp_path / "r.toml").write_text(text)
+    once = forecast(tmp_path / "r.toml")
+    np.save(tmp_path / "w.npy", np.ones(99))
+    weighted = forecast(tmp_path / "r.toml", edge_weight=tmp_path / "w.npy")
+    assert weighted.written_bytes == once.written_bytes + 4 * (99 + 9)
+    (tmp_path / "r.toml").write_text(text + 'options = {undirected = true, self_loops = "add"}')
+    twice = forecast(tmp_path / "r.toml")
+    assert twice.written_bytes == once.written_bytes + 4 * (99 + 9)
+    assert (
+        forecast(tmp_path / "r.toml", self_loops="drop").written_bytes == once.written_bytes + 396
+    )
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "r.toml").rename(tmp_path / "elsewhere/r.toml")
+    again = forecast(tmp_path / "elsewhere/r.toml", root=tmp_path)
+    assert again.disk_bytes == twice.disk_bytes
+    told = run(
+        f"prepare {tmp_path}/elsewhere/r.toml {tmp_path}/out --root {tmp_path} --dry-run --json"
+    )
+    assert json.loads(told[1])["forecast"]["num_edges"] == 99
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("nodes", "rest"),
+    [
+        ('key = "name"', ""),
+        ('key = "id", features = ["x", "y*"]', ""),
+        ('key = "id", label = "kind"', ""),
+        ('key = "id", labels = "l?"', ""),
+        ('key = "id", tags = "t"', ""),
+        ('key = "id", tags = "x"', ""),
+        ('key = "id", split = "part"', ""),
+        ('key = "id", train = "part"', ""),
+        ('key = "id"', 'features = {file = "none.npy"}'),
+        ('key = "id"', 'features = {file = "none.json"}'),
+        ('key = "id"', 'features = {file = "x.bin"}'),
+        ('key = "id"', 'splits = {train = "none.txt"}'),
+        ('key = "id", files = "none.csv"', ""),
+        ('key = "id", colour = "red"', ""),
+        ('key = "id"', 'edges.src = "from"'),
+        ('key = "id"', 'edges.weight = "w"'),
+        ('key = "id"', 'edges.attr = ["src", "w"]'),
+        ('key = "id"', 'edges.time = "w"'),
+        ('key = "id"', 'edges.relation = "w"'),
+        ('key = "id"', 'edges.files = "none.csv"'),
+        (None, 'edges.dst = "to"'),
+    ],
+)
+def test_dry_run_refuses_a_recipe_as_prepare_does(tmp_path, nodes, rest):
+    """Word by word: the path to the key, the column or the file, and what to do."""
+    (tmp_path / "n.csv").write_text("id,x\na,1\nb,2\n")
+    (tmp_path / "e.csv").write_text("src,dst\na,b\n")
+    (tmp_path / "x.bin").write_text("x")
+    lines = (
+        [] if nodes is None else [f"nodes.{key}" for key in nodes.replace('", ', '"\n').split("\n")]
+    )
+    if nodes == 'key = "id", features = ["x", "y*"]':
+        lines = ['nodes.key = "id"', 'nodes.features = ["x", "y*"]']
+    lines += [rest] if rest else []
+    lines += (
+        []
+        if any("nodes.files" in line for line in lines) or nodes is None
+        else ['nodes.files = "n.csv"']
+    )
+    lines += [] if "edges.files" in rest else ['edges.files = "e.csv"']
+    (tmp_path / "r.toml").write_text("\n".join(lines))
+    said = []
+    for attempt in (forecast, lambda recipe: prepare(recipe, tmp_path / "out")):
+        with pytest.raises((DataError, UsageError)) as refused:
+            attempt(tmp_path / "r.toml")
+        said.append((type(refused.value), str(refused.value)))
+    assert said[0] == said[1]
 
 
 # Inputs that are read as a whole

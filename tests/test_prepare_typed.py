@@ -150,6 +150,17 @@ def test_nodes_and_edges_of_a_type_come_out_by_their_keys(folder, tmp_path):
         assert (code, json.loads(stdout)["error"]["cause"]) == (2, f"{folder / 'out'}: {cause}")
 
 
+def test_report_of_a_typed_graph_is_lines_by_type(folder):
+    (folder / "in.csv").write_text("src,dst\n10,2\n10,2\n30,2\n")
+    words = ["prepare", str(folder / "graph.toml"), str(folder / "out"), "--memory", "256MiB"]
+    stdout = CliRunner().invoke(app, [*words, "--quiet"]).stdout
+    shown = " ".join(stdout.replace("│", " ").split())  # lines are folded
+    assert "venue: num_nodes 3, num_features 5" in shown
+    assert "paper-in-venue: edges_read 3, edges_stored 3, duplicates 1" in shown
+    assert "paper-in-venue: 1 parallel edges" in shown
+    assert "{" not in shown
+
+
 def test_strict_refuses_problems_of_any_type(folder):
     (folder / "in.csv").write_text("src,dst\n10,2\n10,2\n30,2\n")
     report = prepare(folder / "graph.toml", folder / "out", memory="256MiB")

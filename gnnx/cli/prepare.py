@@ -187,8 +187,16 @@ def _forecast(told: "Forecast") -> Answer:
 
 
 def _worth_telling(report: dict[str, Any]) -> dict[str, Any]:
-    """Leave out what was not found, and show lists as lines."""
+    """Leave out what was not found, and show lists, and what is told by type, as lines."""
     told = {name: value for name, value in report.items() if value and name != "examples"}
-    problems = report.get("problems", {})  # that of a typed graph is by type
-    lines = {"problems": list(problems.values()), "notes": report["notes"]}
+    lines = {"problems": list(report["problems"].values()), "notes": report["notes"]}
+    if "nodes" in report:  # of a typed graph
+        found = report["problems"].items()
+        lines["problems"] = [f"{name.rpartition(': ')[0]}: {text}" for name, text in found]
+        for name in ("nodes", "edges"):
+            lines[name] = [f"{kind}: {_listed(counts)}" for kind, counts in report[name].items()]
     return told | {name: "\n".join(texts) for name, texts in lines.items() if texts}
+
+
+def _listed(counts: dict[str, int]) -> str:
+    return ", ".join(f"{name} {value:,}" for name, value in counts.items())

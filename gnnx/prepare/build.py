@@ -111,7 +111,7 @@ def prepare(  # noqa: PLR0913 - each argument is an option of the verb
         N, where no table of nodes says it.
     edge_weight
         Weights of the edges: a file with a row an edge, .npy or text; of an archive, the name of an
-        array; of an edge list in text, the number of a column, from 0.
+        array; of Matrix Market, "value"; of an edge list in text, the number of a column, from 0.
     edge_attr
         Features of the edges, likewise; of text several columns, "2,3".
     edge_time

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from gnnx.prepare.arrays import Array
     from gnnx.prepare.recipe import FeatureFile, NodeTable
 
-_JSON_FACTOR = 14  # bytes in memory for one of the file: its objects, and the rows made of them
+JSON_FACTOR = 14  # bytes in memory for one of the file: its objects, and the rows made of them
 _SPLIT_WORDS = {"train": "train", "val": "val", "valid": "val", "validation": "val", "test": "test"}
 
 
@@ -169,12 +169,9 @@ class NodeColumns:
         columns = self._tables.columns(scan)
         assert table.tags is not None
         column = self._tables.column(columns, table.tags, table, "nodes.tags")
-        if not columns[table.tags].endswith("]"):
-            if table.separator is None:
-                raise DataError(
-                    f"nodes.tags: {table.tags} is text, and what stands between names is not known",
-                    'Say so with separator = ";".',
-                )
+        in_lists = columns[table.tags].endswith("]")
+        check_tags(table, in_lists=in_lists)
+        if table.separator is not None and not in_lists:
             column = f"string_split({column}, {literal(table.separator)})"
         column = f"CAST({column} AS VARCHAR[])"
         found = self._tables.fetch(
@@ -288,7 +285,7 @@ class NodeColumns:
             It does not fit the memory.
         """
         (path,) = self._tables.matches(given.file)
-        with self._tables.workspace.whole(path.name, path.stat().st_size, _JSON_FACTOR):
+        with self._tables.workspace.whole(path.name, path.stat().st_size, JSON_FACTOR):
             return self._json_rows(path, given.by, num_nodes)
 
     def _json_rows(self, path: Path, by: str, num_nodes: int) -> SparseRows:
@@ -324,6 +321,15 @@ class NodeColumns:
         scratch = self._tables.workspace.scratch()
         scratch.append(values)
         return scratch.array(where, values.shape, values.dtype)
+
+
+def check_tags(table: NodeTable, *, in_lists: bool) -> None:
+    """Refuse names in text, not in lists, of which it is not said what stands between them."""
+    if not in_lists and table.separator is None:
+        raise DataError(
+            f"nodes.tags: {table.tags} is text, and what stands between names is not known",
+            'Say so with separator = ";".',
+        )
 
 
 def named_columns(

@@ -13,31 +13,19 @@ import zlib
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
-import pyarrow as pa
 
 from gnnx.errors import DataError, UsageError
 from gnnx.prepare.arrays import check_plain, unreadable
-from gnnx.prepare.text import SUFFIXES
+from gnnx.prepare.head import head_of
+from gnnx.prepare.matrix_market import is_matrix, read_head
+from gnnx.prepare.text import is_text
 
 if TYPE_CHECKING:
     from pathlib import Path
     from typing import IO
 
-SAMPLE_BYTES = 1 << 20
-"""Of a text, from which the rest of it is estimated."""
 _EDGES = ("edge_index", "edges")
 _FEATURES = ("attr_matrix", "features", "x", "node_features", "node_feat")
-
-
-class Head(NamedTuple):
-    """The beginning of a text file."""
-
-    text: bytes
-    """Unpacked."""
-    taken: int
-    """Bytes of the file that hold it."""
-    exact: bool
-    """Whether it is all of the file."""
 
 
 class Lines(NamedTuple):
@@ -61,8 +49,8 @@ class Counts:
     """None where nobody says it: the ids are numbered anew."""
     text_bytes: int = 0
     """Of text to be parsed, unpacked."""
-    unpacked_bytes: int = 0
-    """Of compressed arrays, which are unpacked into scratch files."""
+    scratch_bytes: int = 0
+    """Scratch files, beside those of edges `from_text`."""
     features: tuple[int, int, int] | None = None
     """N, F and bytes of a stored number."""
     from_text: bool = False
@@ -81,6 +69,8 @@ class Reading:
     """Of files that DuckDB reads."""
     table_rows: int = 0
     """Of these files."""
+    keys: int = 0
+    """Of edges in it, which are dealt into buckets to be looked up."""
     scratch_bytes: int = 0
     """Scratch files made of it all."""
     host_bytes: int = 0
@@ -94,6 +84,7 @@ class Reading:
             self.text_bytes + other.text_bytes,
             self.table_bytes + other.table_bytes,
             self.table_rows + other.table_rows,
+            self.keys + other.keys,
             self.scratch_bytes + other.scratch_bytes,
             max(self.host_bytes, other.host_bytes),
             self.exact and other.exact,
@@ -108,11 +99,44 @@ class NodeCounts:
     """N."""
     features: tuple[int, int, int] | None = None
     """N, F and bytes of a stored number."""
-    has_labels: bool = False
+    label_bytes: int = 0
+    """Of the labels of a node, as they are stored: 8 for its class, 1 for each of several."""
     has_splits: bool = False
     arrays: list[int] = dataclasses.field(default_factory=list)
     """Bytes of what else is kept: keys, the names of classes."""
     reading: Reading = Reading()
+    has_text_keys: bool = False
+    """Whether edges name them by text, not by integers."""
+    key_bytes: float = 8.0
+    """Of such a name, on average."""
+
+    def take_features(self, path: Path) -> None:
+        """Count a file of features; its rows are the nodes, whose number is known.
+
+        Parameters
+        ----------
+        path
+            `.npy` or text.
+        """
+        (_, width, size), text_bytes, _ = count_rows(path)
+        self.features = self.count, width, size
+        self.reading += Reading(
+            text_bytes=text_bytes, scratch_bytes=4 * self.count * width * (text_bytes > 0)
+        )
+
+    def take_labels(self, path: Path) -> None:
+        """Count a file of labels, likewise.
+
+        Parameters
+        ----------
+        path
+            `.npy` or text.
+        """
+        (_, width, _), text_bytes, _ = count_rows(path)
+        self.label_bytes = label_bytes(width)
+        self.reading += Reading(
+            text_bytes=text_bytes, scratch_bytes=8 * self.count * width * (text_bytes > 0)
+        )
 
 
 @dataclasses.dataclass
@@ -122,6 +146,10 @@ class EdgeCounts:
     count: int
     """E."""
     reading: Reading = Reading()
+    values: dict[str, int] = dataclasses.field(default_factory=dict)
+    """Bytes of what an edge carries, by name, as it is stored."""
+    key_bytes: float = 8.0
+    """Of the key of an end as text, on average."""
 
 
 def count(path: Path) -> Counts:
@@ -153,7 +181,7 @@ def count(path: Path) -> Counts:
         found = Counts(_num_pairs(shape))
     elif path.suffix == ".npz":
         found = _archive(path)
-    elif path.name.endswith((".mtx", ".mtx.gz")):
+    elif is_matrix(path):
         found = _matrix(path)
     elif is_text(path):
         lines = sample(path)
@@ -163,7 +191,7 @@ def count(path: Path) -> Counts:
     if found is None:
         raise UsageError(
             f"{path.name}: what it holds is known only when it has been read",
-            "Leave out --dry-run, or give an edge list, .npy, .npz, .mtx or an OGB folder.",
+            "Leave out --dry-run, or give a recipe, an edge list, .npy, .npz, .mtx, an OGB folder.",
         )
     return found
 
@@ -184,19 +212,20 @@ def count_rows(path: Path) -> tuple[tuple[int, int, int], int, bool]:
     check_plain(path)
     if path.suffix == ".npy":
         return _stored(*npy_header(path)), 0, True
+    if not is_text(path):
+        raise DataError(f"{path.name}: a table of unknown kind", "Give .npy, .csv, .tsv or .txt.")
     lines = sample(path)
     return (lines.rows, lines.columns, 4), lines.num_bytes, lines.exact
+
+
+def label_bytes(width: int) -> int:
+    """Bytes of the labels of a node, as they are stored: a class, or 0 or 1 of each of several."""
+    return 8 if width == 1 else width
 
 
 def pair_bytes(num_nodes: int | None) -> int:
     """Bytes of an edge that text gives; ids that are numbered anew are int64."""
     return 16 if num_nodes is None or num_nodes > 2**31 else 8
-
-
-def is_text(path: Path) -> bool:
-    """Whether the name is one of a table in text."""
-    plain = path.with_suffix("") if path.suffix == ".gz" else path
-    return plain.suffix in SUFFIXES
 
 
 def sample(path: Path) -> Lines:
@@ -227,52 +256,6 @@ def sample(path: Path) -> Lines:
     scale = 1.0 if exact else size / max(1, taken)
     num_rows = len(rows) - header if exact else round(len(rows) * scale)
     return Lines(num_rows, columns, round(len(text) * scale), exact)
-
-
-def head_of(path: Path, num_bytes: int = SAMPLE_BYTES) -> Head:
-    """Read the beginning of a text file.
-
-    Parameters
-    ----------
-    path
-        Plain, `.gz` or `.zst`.
-    num_bytes
-        To read of the text.
-
-    Returns
-    -------
-    Head
-        With the bytes of the file that hold it.
-
-    Raises
-    ------
-    DataError
-        It cannot be read.
-    """
-    check_plain(path)
-    try:
-        with path.open("rb") as raw:
-            packed: IO[bytes] = raw
-            if path.suffix == ".gz":
-                packed = gzip.GzipFile(fileobj=raw, mode="rb")  # type: ignore[assignment]
-            elif path.suffix == ".zst":
-                packed = pa.CompressedInputStream(raw, "zstd")
-            text = packed.read(num_bytes)
-            size, taken = path.stat().st_size, len(text)
-            exact = len(text) < num_bytes or not packed.read(1)
-            if packed is not raw:
-                taken = min(size, raw.tell())
-    except gzip.BadGzipFile as error:
-        raise _damaged(path, error) from None
-    except OSError as error:
-        raise unreadable(path, error) if error.errno else _damaged(path, error) from None
-    except (EOFError, zlib.error, pa.ArrowInvalid) as error:
-        raise _damaged(path, error) from None
-    return Head(text, taken, exact)
-
-
-def _damaged(path: Path, error: Exception) -> DataError:
-    return DataError(f"{path.name}: cannot be decompressed: {error}", "Fetch the file again.")
 
 
 def _fields(line: bytes) -> list[bytes]:
@@ -353,7 +336,7 @@ def _archive(path: Path) -> Counts:
     if found.num_nodes is None and found.features is not None:
         found.num_nodes = found.features[0]
     packed = (info.file_size for info in infos if info.compress_type != zipfile.ZIP_STORED)
-    found.unpacked_bytes = sum(packed)
+    found.scratch_bytes = sum(packed)
     return found
 
 
@@ -366,22 +349,17 @@ def _columns(path: Path) -> int:
 
 def _matrix(path: Path) -> Counts:
     lines = sample(path)
-    with (
-        gzip.open(path, "rt", encoding="latin1")
-        if path.suffix == ".gz"
-        else path.open(encoding="latin1") as file
-    ):
-        banner = file.readline().lower()
-        sizes = next((line for line in file if line.strip() and line[0] != "%"), "").split()
+    banner, sizes_line = read_head(path)
+    sizes = sizes_line.split()
     if len(sizes) != 3 or not all(size.isdigit() for size in sizes):
         raise DataError(f"{path.name}: no line of sizes", "Fetch the file again.")
     entries = int(sizes[2])
-    mirrored = "general" not in banner
+    mirrored = "general" not in banner.lower()
     return Counts(
         entries * (1 + mirrored),
         int(sizes[0]),
         lines.num_bytes,
-        from_text=True,
+        scratch_bytes=16 * entries,  # mirror images are made of them
         exact=not mirrored,  # loops are there once
     )
 
@@ -400,6 +378,7 @@ def _folder(folder: Path) -> Counts | None:
             lines = sample(raw / "node-feat.csv.gz")
             found.features = found.num_nodes or 0, lines.columns, 4
             found.text_bytes += lines.num_bytes
+            found.scratch_bytes = 4 * found.features[0] * lines.columns
         return found
     if (raw / "data.npz").exists():
         return _archive(raw / "data.npz")

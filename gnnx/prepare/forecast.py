@@ -13,15 +13,26 @@ from typing import TYPE_CHECKING, Literal
 from gnnx import threads
 from gnnx.memory import Budget, Tier
 from gnnx.prepare.buckets import layout
-from gnnx.prepare.counting import NodeCounts, Reading, count, count_rows, pair_bytes
-from gnnx.prepare.recipe import Options
+from gnnx.prepare.counting import (
+    EdgeCounts,
+    NodeCounts,
+    Reading,
+    count,
+    count_rows,
+    pair_bytes,
+    sample,
+)  # fmt: skip
+from gnnx.prepare.layouts import csv_dataset
+from gnnx.prepare.matrix_market import is_matrix
+from gnnx.prepare.recipe import Options, Recipe
+from gnnx.prepare.recipe_counts import count_recipe
+from gnnx.prepare.text import is_text
 from gnnx.prepare.typed import directions, has_types, refuse_for_types
 from gnnx.prepare.typed_counts import count_typed
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from gnnx.prepare.counting import Counts
     from gnnx.prepare.typed_counts import TypedCounts
 
 # Rates of one core of a 2-core cloud machine, measured by benchmarks/forecast.py on graphs of
@@ -64,7 +75,7 @@ class Forecast:
     """What a preparation is going to take."""
 
     num_nodes: int | None
-    """None where ids are numbered anew: their number is known at the end."""
+    """None where no table and no option says it: their number is known at the end."""
     num_edges: int
     """Of the input."""
     exact: bool
@@ -111,8 +122,8 @@ def forecast(  # noqa: PLR0913 - the options of `prepare` that change what it ta
     Parameters
     ----------
     source
-        As of `prepare`: an edge list, arrays, Matrix Market, an OGB, IGB or MAG240M folder, or a
-        typed graph.
+        As of `prepare`: a recipe, an edge list, arrays, Matrix Market, an OGB, IGB, MAG240M or
+        CSVDataset folder, or a typed graph.
     features
         As of `prepare`.
     labels
@@ -147,31 +158,95 @@ def forecast(  # noqa: PLR0913 - the options of `prepare` that change what it ta
         An input whose counts are not known before it has been read.
     """
     source, room = Path(source), _Room.of(memory)
+    folder = None if root is None else Path(root)
+    given = Options(undirected=undirected, self_loops=self_loops)
     if has_types(source):
         refuse_for_types(
             features=features, labels=labels, num_nodes=num_nodes,
             edge_weight=edge_weight, edge_attr=edge_attr, edge_time=edge_time,
         )  # fmt: skip
-        typed = count_typed(source, None if root is None else Path(root))
-        given = Options(undirected=undirected, self_loops=self_loops)
+        typed = count_typed(source, folder)
         return _typed(typed, typed.options.overridden(given), room)
-    counts = count(source)
+    rows = [Path(path) for path in (features, labels) if path is not None]
+    graph = _Graph.of_recipe(source, folder) or _Graph.of_input(source, rows, num_nodes)
     if features is not None:
-        counts.features, num_bytes, exact = count_rows(Path(features))
-        counts.text_bytes, counts.exact = counts.text_bytes + num_bytes, counts.exact and exact
-    rows = None if counts.features is None else counts.features[0]
+        graph.nodes.take_features(Path(features))
     if labels is not None:
-        (rows, *_), num_bytes, exact = count_rows(Path(labels))
-        counts.text_bytes, counts.exact = counts.text_bytes + num_bytes, counts.exact and exact
-    counts.num_nodes = counts.num_nodes or rows or num_nodes
-    stages = [*_stages(counts, room, labels is not None, undirected, self_loops == "add")]
+        graph.nodes.take_labels(Path(labels))
     values = {"weight": edge_weight, "attr": edge_attr, "time": edge_time}
-    sizes = [_value_bytes(name, path) for name, path in values.items() if path is not None]
-    if sizes:
-        entries = counts.num_edges * (1 + undirected)
-        entries += (counts.num_nodes or 0) * (self_loops == "add")
-        stages.append(_value_stage(sizes, entries, counts.num_nodes or 0, room, stages[-1]))
-    return Forecast(counts.num_nodes, counts.num_edges, counts.exact, tuple(stages))
+    for name, value in values.items():
+        if value is not None:
+            _take_value(graph.edges, name, str(value), source)
+    return Forecast(
+        graph.nodes.count if graph.is_counted else None,
+        graph.edges.count,
+        graph.nodes.reading.exact and graph.edges.reading.exact,
+        tuple(_stages(graph, graph.options.overridden(given), room)),
+    )
+
+
+@dataclasses.dataclass
+class _Graph:
+    """What an input without types holds."""
+
+    nodes: NodeCounts
+    edges: EdgeCounts
+    is_counted: bool = True
+    """Whether a table or an option says how many nodes there are."""
+    is_numbered: bool = False
+    """Whether the ids of edges are taken for keys."""
+    options: Options = dataclasses.field(default_factory=Options)
+    """Of a recipe."""
+
+    @classmethod
+    def of_recipe(cls, source: Path, root: Path | None) -> _Graph | None:
+        """Count the tables of a recipe, or of a folder that can be described as one."""
+        if source.suffix == ".toml":
+            recipe: Recipe | None = Recipe.load(source)
+            root = source.absolute().parent if root is None else root
+        else:
+            recipe, root = csv_dataset(source), source
+        if recipe is None:
+            return None
+        nodes, edges = count_recipe(recipe, root)
+        return cls(nodes, edges, recipe.nodes is not None, options=recipe.options)
+
+    @classmethod
+    def of_input(cls, source: Path, rows: list[Path], num_nodes: int | None) -> _Graph:
+        """Count an input of another kind; `rows` are files with a row a node."""
+        counts, exact = count(source), True
+        known = counts.num_nodes
+        if known is None and rows:
+            (known, *_), _, exact = count_rows(rows[0])
+        known = num_nodes if known is None else known
+        scratch = counts.scratch_bytes
+        scratch += counts.num_edges * pair_bytes(known) * counts.from_text
+        nodes = NodeCounts(
+            2 * counts.num_edges if known is None else known,  # at most
+            counts.features,
+            has_splits=True,  # they are drawn where there are none
+            reading=Reading(exact=exact),
+        )
+        text = Reading(text_bytes=counts.text_bytes, scratch_bytes=scratch, exact=counts.exact)
+        edges = EdgeCounts(counts.num_edges, text)
+        return cls(nodes, edges, known is not None, is_numbered=known is None)
+
+
+def _take_value(edges: EdgeCounts, name: str, given: str, source: Path) -> None:
+    """Count values that an option names: a file, or something of the source."""
+    path, width, size = Path(given), 1, 8 if name == "time" else 4
+    if path.exists():
+        (_, width, stored), text_bytes, _ = count_rows(path)
+        size, columns = stored if name == "attr" else size, width
+    elif is_matrix(source) or is_text(source):  # which is read once more
+        lines, width = sample(source), len(given.split(","))
+        text_bytes, columns = lines.num_bytes, 1 if is_matrix(source) else lines.columns
+    else:
+        text_bytes = columns = 0
+    edges.values[name] = size * width
+    edges.reading += Reading(
+        text_bytes=text_bytes, scratch_bytes=8 * columns * edges.count * (text_bytes > 0)
+    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -193,27 +268,23 @@ class _Room:
         return cls(budget, piece, 2 * window)
 
 
-def _stages(
-    counts: Counts, room: _Room, has_labels: bool, mirror: bool, loops: bool
-) -> Iterator[Stage]:
+def _stages(graph: _Graph, options: Options, room: _Room) -> Iterator[Stage]:
     """Stages of a graph without types."""
-    num_edges, num_nodes = counts.num_edges, counts.num_nodes
-    if counts.text_bytes or counts.unpacked_bytes:
-        scratch = counts.unpacked_bytes
-        if counts.from_text:
-            scratch = num_edges * pair_bytes(num_nodes)
-        if counts.features and counts.from_text:
-            scratch += 4 * counts.features[0] * counts.features[1] * (counts.text_bytes > 0)
-        read = Reading(text_bytes=counts.text_bytes, scratch_bytes=scratch)
-        yield from _reading_stages("", read, room)
-    if num_nodes is None:
-        num_nodes = 2 * num_edges  # at most
-        taken = room.budget // 2 + 2 * room.piece + min(room.budget // 16, 256 * _SLOT_BYTES)
-        seconds = num_edges / _NUMBERED_EDGES_S
-        yield Stage("numbering", taken, _NUMBERED_BYTES * num_edges, 0, seconds)
-    nodes = NodeCounts(num_nodes, counts.features, has_labels, has_splits=True)
+    nodes, edges = graph.nodes, graph.edges
+    yield from _reading_stages("", nodes.reading + edges.reading, room)
+    if graph.is_numbered:
+        taken = room.budget // 2 + _looked_up_bytes(room)
+        seconds = edges.count / _NUMBERED_EDGES_S
+        yield Stage("numbering", taken, _NUMBERED_BYTES * edges.count, 0, seconds)
     yield from _node_stages("", nodes, room)
-    yield from _edge_stages("", num_edges, num_nodes, num_nodes, room, mirror, loops)
+    mirror, loops = options.undirected, options.self_loops == "add"
+    seconds = 0.0
+    for stage in _edge_stages("", edges.count, nodes.count, nodes.count, room, mirror, loops):
+        yield stage
+        seconds = stage.seconds
+    if edges.values:
+        entries = edges.count * (1 + mirror) + nodes.count * loops
+        yield _value_stage(edges.values, entries, nodes.count, room, seconds)
 
 
 def _typed(typed: TypedCounts, options: Options, room: _Room) -> Forecast:
@@ -249,9 +320,15 @@ def _reading_stages(name: str, read: Reading, room: _Room) -> Iterator[Stage]:
     if not (read.scratch_bytes or read.text_bytes):
         return
     taken = room.budget // 2 if read.table_bytes else 2 * room.piece + room.window
+    taken += _looked_up_bytes(room) if read.keys else 0
     seconds = read.text_bytes / _TEXT_BYTES_S
     seconds += read.table_bytes / _TABLE_BYTES_S + read.table_rows / _TABLE_ROWS_S
     yield Stage(f"{name}reading", taken + read.host_bytes, read.scratch_bytes, 0, seconds)
+
+
+def _looked_up_bytes(room: _Room) -> int:
+    """Count what looking keys up takes beside DuckDB's half: buckets, and what is read of them."""
+    return 2 * room.piece + min(room.budget // 16, 256 * _SLOT_BYTES)
 
 
 def _node_stages(name: str, nodes: NodeCounts, room: _Room) -> Iterator[Stage]:
@@ -262,37 +339,29 @@ def _node_stages(name: str, nodes: NodeCounts, room: _Room) -> Iterator[Stage]:
         taken = window + 2 * min(piece, size)
         yield Stage(f"{name}features", taken, 0, size + _HEADER_BYTES, size / _FEATURE_BYTES_S)
     taken = written = 0
-    sizes = [*nodes.arrays, *[8 * num_nodes] * nodes.has_labels]
-    if nodes.has_labels or nodes.has_splits:
+    sizes = [*nodes.arrays]
+    sizes += [nodes.label_bytes * num_nodes] * bool(nodes.label_bytes)
+    if nodes.label_bytes or nodes.has_splits:
         sizes += [8 * num_nodes, 0, 0]  # a node is in one split, most of them in the first
         taken = num_nodes
     if sizes:
-        taken += len(sizes) * window + min(piece, 16 * num_nodes) * nodes.has_labels
+        taken += len(sizes) * window + min(piece, 2 * nodes.label_bytes * num_nodes)
         written = sum(sizes) + len(sizes) * _HEADER_BYTES
         yield Stage(f"{name}splits", taken, 0, written, 0.0)
 
 
-def _value_bytes(name: str, given: Path | str) -> int:
-    """Bytes of a stored value of an edge."""
-    path = Path(given)
-    if name != "attr":
-        return 8 if name == "time" else 4
-    if path.exists():
-        (_, width, size), _, _ = count_rows(path)
-        return width * size
-    return 4 * len(str(given).split(","))
-
-
 def _value_stage(
-    sizes: list[int], entries: int, num_nodes: int, room: _Room, edges: Stage
+    sizes: dict[str, int], entries: int, num_nodes: int, room: _Room, seconds: float
 ) -> Stage:
+    """Values of edges; `seconds` is what reading all edges once takes."""
+    entry = sum(sizes.values())
     held = (len(sizes) + 1) * room.window + 8 * num_nodes
     streams = (4 + 4 * len(sizes)) * room.piece
     left = max(1 << 16, room.budget - held - streams) // 2
-    taken = min(entries * (32 + 2 * sum(sizes)), left) + 3 * room.piece
-    written = entries * sum(sizes) + 4 * num_nodes * (4 in sizes)
-    passes = max(1, entries * (32 + 2 * sum(sizes)) // left)
-    return Stage("values", held + taken, 0, written, edges.seconds + passes * entries / _VALUES_S)
+    taken = min(entries * (32 + 2 * entry), left) + 3 * room.piece
+    written = entries * entry + 4 * num_nodes * ("weight" in sizes)
+    passes = max(1, entries * (32 + 2 * entry) // left)
+    return Stage("values", held + taken, 0, written, seconds + passes * entries / _VALUES_S)
 
 
 def _edge_stages(

@@ -17,7 +17,7 @@ from gnnx.prepare.arrays import check_plain
 from gnnx.prepare.edges import PairEdges
 from gnnx.prepare.keyed import read_tables
 from gnnx.prepare.layouts import csv_dataset, graphbolt, read_papers
-from gnnx.prepare.matrix_market import MatrixEdges
+from gnnx.prepare.matrix_market import VALUE, MatrixEdges, is_matrix
 from gnnx.prepare.pickles import read_planetoid, read_pt
 from gnnx.prepare.sources import Reader, Source
 from gnnx.prepare.sparse import SparseRows
@@ -92,9 +92,10 @@ class Inputs:
         check_plain(path)
         if path.is_dir():
             found = self._folder(path)
-        elif path.name.endswith((".mtx", ".mtx.gz")):
+        elif is_matrix(path):
             edges = MatrixEdges(self._workspace, path, self._progress)
             found = Source(edges, num_nodes=[(path.name, edges.num_nodes)])
+            found.offered = VALUE if edges.banner.has_values else None
         else:
             with self._workspace.whole(path.name, *_size_in_memory(path)):
                 graph = self._whole(path)

@@ -15,10 +15,11 @@ import numpy as np
 from gnnx.errors import DataError, UsageError
 from gnnx.prepare.arrays import Archive, Array, open_npy
 from gnnx.prepare.edges import CsrEdges, Edges, Layout, PairEdges, TextEdges
+from gnnx.prepare.matrix_market import VALUE, is_matrix, read_values
 from gnnx.prepare.report import Dropped
 from gnnx.prepare.sparse import SparseRows
 from gnnx.prepare.splits import NAMES
-from gnnx.prepare.text import SUFFIXES, TextFormat, TextTable
+from gnnx.prepare.text import TextFormat, TextTable, is_text
 from gnnx.prepare.values import ArrayRows
 
 if TYPE_CHECKING:
@@ -118,7 +119,7 @@ class Reader:
             return Source(PairEdges(open_npy(self._workspace, path), layout))
         if path.suffix == ".npz":
             return self._archive(path, layout)
-        if _is_text(path):
+        if is_text(path):
             dropped = Dropped()
             kept = dropped if self._drop_lines else None
             table = TextTable(self._workspace, path, self._form, self._progress, kept)
@@ -149,7 +150,7 @@ class Reader:
         """
         if path.suffix == ".npy":
             return open_npy(self._workspace, path)
-        if _is_text(path):
+        if is_text(path):
             return self._table(path).numbers(dtype)
         raise DataError(f"{path.name}: a table of unknown kind", "Give .npy, .csv, .tsv or .txt.")
 
@@ -171,7 +172,7 @@ class Reader:
         DataError
             It is neither, or damaged.
         """
-        return self._table(path) if _is_text(path) else self.rows(path, np.float64)
+        return self._table(path) if is_text(path) else self.rows(path, np.float64)
 
     def edge_values(self, source: Path, given: str, what: str) -> EdgeRows:
         """Open values of the edges of an input.
@@ -181,8 +182,9 @@ class Reader:
         source
             The input.
         given
-            A file with a row an edge; of an archive, the name of an array; of an edge list in
-            text, numbers of columns, from 0, with commas between them.
+            A file with a row an edge; of an archive, the name of an array; of Matrix Market,
+            ``value``; of an edge list in text, numbers of columns, from 0, with commas between
+            them.
         what
             Of the edge, for messages.
 
@@ -200,11 +202,15 @@ class Reader:
             return ArrayRows(self.rows(Path(given), np.float64))
         if source.suffix == ".npz":
             return ArrayRows(Archive(self._workspace, source).array(given))
+        if is_matrix(source) and given == VALUE:
+            return read_values(self._workspace, source, f"--edge-{what}", self._progress)
         columns = given.split(",")
-        if not (_is_text(source) and all(column.isdecimal() for column in columns)):
+        if not (is_text(source) and all(column.isdecimal() for column in columns)):
             raise UsageError(
                 f"--edge-{what} {given}: no such file, and no column of {source.name}",
-                "Give a file with a row an edge, or numbers of columns, from 0.",
+                f"Give a file with a row an edge, or {VALUE}."
+                if is_matrix(source)
+                else "Give a file with a row an edge, or numbers of columns, from 0.",
             )
         if self._drop_lines:
             raise UsageError(
@@ -315,11 +321,6 @@ class Reader:
             )
         (piece,) = numbers.pieces()
         return int(piece.reshape(1)[0])
-
-
-def _is_text(path: Path) -> bool:
-    plain = path.with_suffix("") if path.suffix == ".gz" else path
-    return plain.suffix in SUFFIXES
 
 
 def _sparse(archive: Archive, prefix: str) -> SparseRows:

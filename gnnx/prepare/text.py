@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from gnnx.prepare.report import Dropped
     from gnnx.threads import Progress
 
-SUFFIXES = {".txt", ".csv", ".tsv", ".edgelist", ".edges"}
+_SUFFIXES = {".txt", ".csv", ".tsv", ".edgelist", ".edges"}
 _SHOWN = 40  # characters of a wrong field
 _SLOW_FIELDS = 4096  # fields that Python reads, in one go
 
@@ -208,12 +208,32 @@ class TextTable:
             A field is no number, or a line has more or fewer columns than the first one; the
             message names file and line.
         """
+        scratch, num_rows = self._workspace.scratch(), 0
+        for piece in self.number_pieces(dtype):
+            scratch.append(piece)
+            num_rows += len(piece)
+        return scratch.array(self.where, (num_rows, self.num_columns), dtype)
+
+    def number_pieces(
+        self, dtype: type[np.float32 | np.float64]
+    ) -> Iterator[NDArray[np.floating[Any]]]:
+        """Read all columns as numbers, in pieces; see `numbers`.
+
+        Parameters
+        ----------
+        dtype
+            float32 or float64.
+
+        Yields
+        ------
+        ndarray, (r, columns)
+            Valid until the next one is asked for.
+        """
         width = max(1, self.num_columns)
         rows = self._workspace.rows_of(width * np.dtype(dtype).itemsize)
         out = self._workspace.empty((rows, width), dtype, "text")
         odd = self._workspace.empty((max(_SLOW_FIELDS, width), 5), np.int64, "text")
         state = np.array([self._skip_lines, 0, 0, 0], np.int64)
-        scratch, num_rows = self._workspace.scratch(), 0
         for text in self._blocks():
             at = 0
             while at < len(text):
@@ -229,9 +249,7 @@ class TextTable:
                     field = bytes(text[first:last]).decode("latin1").strip()
                     out[row, column] = _number(field, f"{self.where}:{line}", dtype)
                 state[1] = 0
-                scratch.append(out[:count])
-                num_rows += count
-        return scratch.array(self.where, (num_rows, self.num_columns), dtype)
+                yield out[:count]
 
     @contextlib.contextmanager
     def _opened(self) -> Iterator[io.BufferedIOBase]:
@@ -274,6 +292,12 @@ class TextTable:
                     buffer = longer
                 else:
                     buffer[:rest] = buffer[whole:end].copy()
+
+
+def is_text(path: Path) -> bool:
+    """Whether the name is one of a table in text."""
+    plain = path.with_suffix("") if path.suffix == ".gz" else path
+    return plain.suffix in _SUFFIXES
 
 
 def outside(where: str, node: int, num_nodes: int) -> DataError:

@@ -8,20 +8,19 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING
 
-from gnnx.prepare.columns import named_columns
 from gnnx.prepare.counting import (
     EdgeCounts,
     NodeCounts,
     Reading,
     count,
-    count_rows,
+    label_bytes,
     only_number,
     pair_bytes,
 )  # fmt: skip
 from gnnx.prepare.layouts import named_where_wrong
 from gnnx.prepare.recipe import Options
 from gnnx.prepare.splits import NAMES
-from gnnx.prepare.table_counts import columns_of, count_table
+from gnnx.prepare.table_counts import count_edges, count_nodes
 from gnnx.prepare.typed_layouts import GraphBolt, ogb_nodes, ogb_relations, read_graphbolt
 from gnnx.prepare.typed_recipe import TypedRecipe
 
@@ -29,7 +28,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from gnnx.graph import EdgeType
-    from gnnx.prepare.typed_recipe import TypedEdges, TypedNodes
 
 _PAIR_BYTES = 16  # of an edge that comes from a table
 
@@ -76,63 +74,20 @@ def count_typed(source: Path, root: Path | None = None) -> TypedCounts:
 def _recipe(recipe: TypedRecipe, root: Path) -> TypedCounts:
     found = TypedCounts(options=recipe.options)
     for nodes in recipe.nodes:
-        found.nodes[nodes.type] = counts = _table_nodes(nodes, root)
+        counts = count_nodes(nodes, root) if nodes.count is None else NodeCounts(nodes.count)
+        found.nodes[nodes.type] = counts
         if nodes.features_file is not None:
-            _take_features(counts, root / nodes.features_file)
+            counts.take_features(root / nodes.features_file)
         if nodes.labels_file is not None:
-            _take_labels(counts, root / nodes.labels_file)
+            counts.take_labels(root / nodes.labels_file)
         counts.has_splits |= any(getattr(nodes, f"{name}_file") for name in NAMES)
     for edges in recipe.edges:
-        found.edges[edges.edge_type] = (_table_edges(edges, root, found), edges.reverse)
+        if edges.files[0].endswith(".npy"):
+            number = _edges(root / edges.files[0], edges.edge_type, found)
+        else:
+            number = count_edges(edges, root, _PAIR_BYTES)
+        found.edges[edges.edge_type] = (number, edges.reverse)
     return found
-
-
-def _table_nodes(nodes: TypedNodes, root: Path) -> NodeCounts:
-    """Nodes of a table, whose columns go to scratch files as they are stored."""
-    if not nodes.files:
-        assert nodes.count is not None  # the recipe was checked
-        return NodeCounts(nodes.count)
-    table = count_table(nodes, root, "nodes")
-    named = {"key": nodes.key, "label": nodes.label, "split": nodes.split}
-    named |= {name: getattr(nodes, name) for name in NAMES}
-    columns_of(nodes, table, [(f"nodes.{key}", name) for key, name in named.items()])
-    num_nodes, scratch = table.num_rows, 0
-    found = NodeCounts(num_nodes)
-    if nodes.features:
-        names = named_columns(table.sample.column_names, nodes, nodes.features, "nodes.features")
-        width = sum(table.width(name, nodes.separator) for name in names)
-        found.features, scratch = (num_nodes, width, 4), scratch + 4 * num_nodes * width
-    if nodes.key is not None:  # by id, and ids in their order
-        integer = table.is_integer(nodes.key)
-        if nodes.key_type is not None:
-            integer = nodes.key_type == "integer"
-        if not integer:
-            found.arrays.append(round(num_nodes * table.text_bytes(nodes.key)))
-        found.arrays += [8 * num_nodes] * 2
-    if nodes.label is not None:
-        found.has_labels, scratch = True, scratch + 8 * num_nodes
-        if table.has_names(nodes.label):
-            found.arrays += [0, 0]  # their names are few
-    found.has_splits = bool(nodes.split) or any(getattr(nodes, name) for name in NAMES)
-    scratch += 3 * num_nodes * found.has_splits + sum(found.arrays)
-    found.reading = Reading(
-        table_bytes=table.num_bytes, table_rows=num_nodes, scratch_bytes=scratch, exact=table.exact
-    )
-    return found
-
-
-def _table_edges(edges: TypedEdges, root: Path, found: TypedCounts) -> EdgeCounts:
-    if edges.files[0].endswith(".npy"):
-        return _edges(root / edges.files[0], edges.edge_type, found)
-    table = count_table(edges, root, "edges")
-    columns_of(edges, table, [("edges.src", edges.src), ("edges.dst", edges.dst)])
-    reading = Reading(
-        table_bytes=table.num_bytes,
-        table_rows=table.num_rows,
-        scratch_bytes=_PAIR_BYTES * table.num_rows,
-        exact=table.exact,
-    )
-    return EdgeCounts(table.num_rows, reading)
 
 
 def _ogb(folder: Path) -> TypedCounts:
@@ -142,9 +97,9 @@ def _ogb(folder: Path) -> TypedCounts:
         features = raw / "node-feat" / name / "node-feat.csv.gz"
         labels = raw / "node-label" / name / "node-label.csv.gz"
         if features.exists():
-            _take_features(counts, features)
+            counts.take_features(features)
         if labels.exists():
-            _take_labels(counts, labels)
+            counts.take_labels(labels)
         counts.has_splits = any(path.is_dir() for path in (folder / "split").glob(f"*/{name}"))
     for edge_type, path in ogb_relations(folder, found.nodes).items():
         stated = path / "num-edge-list.csv.gz"
@@ -158,12 +113,12 @@ def _graphbolt(graphbolt: GraphBolt) -> TypedCounts:
     with named_where_wrong(graphbolt.folder / "metadata.yaml"):
         found.nodes |= {name: NodeCounts(num) for name, num in graphbolt.nodes.items()}
         for name, path in graphbolt.features.items():
-            _take_features(found.nodes[name], path)
+            found.nodes[name].take_features(path)
         for name, parts in graphbolt.sets.items():
             counts = found.nodes[name]
             counts.has_splits = True
             if any("labels" in files for files in parts.values()):
-                counts.has_labels = True
+                counts.label_bytes = label_bytes(1)
                 counts.reading += Reading(
                     scratch_bytes=8 * counts.count, host_bytes=8 * counts.count
                 )
@@ -185,20 +140,3 @@ def _edges(
         exact=counts.exact or stated is not None,
     )
     return EdgeCounts(num_edges, reading)
-
-
-def _take_features(counts: NodeCounts, path: Path) -> None:
-    """Count a file of features; its rows are the nodes, whose number is known."""
-    (_, width, size), text_bytes, _ = count_rows(path)
-    counts.features = counts.count, width, size
-    counts.reading += Reading(
-        text_bytes=text_bytes, scratch_bytes=4 * counts.count * width * (text_bytes > 0)
-    )
-
-
-def _take_labels(counts: NodeCounts, path: Path) -> None:
-    _, text_bytes, _ = count_rows(path)
-    counts.has_labels = True
-    counts.reading += Reading(
-        text_bytes=text_bytes, scratch_bytes=8 * counts.count * (text_bytes > 0)
-    )
