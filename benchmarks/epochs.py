@@ -1,11 +1,13 @@
 """How much longer is an epoch when the features are read from disk? And how true is the plan?
 
-usage: benchmarks/epochs.py FOLDER [--share 8] [--repeats 3] [--cases wide narrow]
+usage: benchmarks/epochs.py FOLDER [--share 8] [--train 0.005] [--repeats 3] [--cases wide narrow]
 
-Makes a graph with 4 GiB of features in FOLDER, unless it is there. Each case is trained for three
-epochs in a process of its own, within a budget of the features' size / SHARE and with all in
-memory, in turns. Printed are medians: the third epoch, its ratio to that with all in memory, the
-first epoch over the third, and the plan's time over the third epoch's.
+Makes a graph with 4 GiB of features in FOLDER, unless it is there; a share TRAIN of its nodes are
+seeds. Each case is trained for four epochs in a process of its own, within a budget of the
+features' size / SHARE and with all in memory, in turns; the last epoch prepares no other one, and
+is not looked at. Printed are medians: the third epoch, its ratio to that with all in memory, what
+of it was waited for batches, the first epoch over the third, and the plan's time over the third
+epoch's. The disk is measured before and after.
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import outofcore
 import sides
 import torch
 
@@ -29,7 +32,7 @@ CASES: dict[str, dict[str, Any]] = {
     "wide": {"fanouts": [15, 10, 5], "hidden": 256},
     "narrow": {"fanouts": [10, 10], "hidden": 64},
 }
-BATCH_SIZE, EPOCHS = 1024, 3
+BATCH_SIZE, EPOCHS, THIRD = 1024, 4, 2
 
 
 def train(path: str, case: str, memory: str) -> dict[str, Any]:
@@ -43,10 +46,12 @@ def train(path: str, case: str, memory: str) -> dict[str, Any]:
         report = trainer.fit(EPOCHS)
     return {
         "planned": plan.seconds,
+        "steps": plan.num_steps,
         "seconds": [epoch.seconds for epoch in report.epochs],
+        "wait": report.epochs[THIRD].wait_s / report.epochs[THIRD].seconds,
         "strategy": plan.strategy,
         "losses": [epoch.loss for epoch in report.epochs],
-        "read": report.epochs[-1].disk_read_bytes,
+        "read": report.epochs[THIRD].disk_read_bytes,
     }
 
 
@@ -54,6 +59,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("folder", type=Path)
     parser.add_argument("--share", type=int, default=8)
+    parser.add_argument("--train", type=float, default=0.005)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--cases", nargs="+", choices=CASES, default=list(CASES))
     parser.add_argument("--nodes", type=int, default=1 << 23)
@@ -63,14 +69,16 @@ def main() -> None:
     if arguments.run:
         print(json.dumps(train(*arguments.run)))
         return
-    path = arguments.folder / f"epochs-{arguments.nodes}-{arguments.edges}"
+    path = arguments.folder / f"epochs-{arguments.nodes}-{arguments.edges}-{arguments.train:g}"
     if not path.exists():
         sizes = [f"--nodes={arguments.nodes}", f"--edges={arguments.edges}", "--features=128"]
         command = [sys.executable, "-m", "gnnx", "synth", str(path), *sizes, "--classes=16"]
-        subprocess.run([*command, "--split=0.005,0.00001,0.00001", "--memory=2GiB"], check=True)
-    size = (path / "nodes/node/x.npy").stat().st_size
+        split = f"--split={arguments.train:g},0.00001,0.00001"
+        subprocess.run([*command, split, "--memory=2GiB"], check=True)
+    file = path / "nodes/node/x.npy"
+    size = file.stat().st_size
     budgets = {f"/{arguments.share}": str(size // arguments.share), "all": "16GiB"}
-    print(f"{format_bytes(size)} of features, load {os.getloadavg()[0]:.1f}", flush=True)
+    show_conditions(file)
     found: dict[tuple[str, str], list[dict[str, Any]]] = {}
     for _ in range(arguments.repeats):
         for case in arguments.cases:
@@ -79,19 +87,30 @@ def main() -> None:
                 done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
                 found.setdefault((case, name), []).append(json.loads(done.stdout))
                 print(case, name, done.stdout.strip(), file=sys.stderr, flush=True)
+    show_conditions(file)
     third = {
-        key: statistics.median(run["seconds"][-1] for run in runs) for key, runs in found.items()
+        key: statistics.median(run["seconds"][THIRD] for run in runs) for key, runs in found.items()
     }
     rows = []
     for (case, name), runs in found.items():
         assert all(run["losses"] == runs[0]["losses"] for run in runs)
         assert runs[0]["losses"] == found[case, "all"][0]["losses"]
-        first = statistics.median(run["seconds"][0] / run["seconds"][-1] for run in runs)
-        plan = statistics.median(run["planned"] / run["seconds"][-1] for run in runs)
-        last = third[case, name]
-        rows.append((case, name, runs[0]["strategy"], last, last / third[case, "all"], first, plan))
-    names = "case", "memory", "rows by", "epoch s", "/all", "first/third", "plan/third"
-    sides.show(names, rows)
+        first = statistics.median(run["seconds"][0] / run["seconds"][THIRD] for run in runs)
+        plan = statistics.median(run["planned"] / run["seconds"][THIRD] for run in runs)
+        wait = statistics.median(run["wait"] for run in runs)
+        now, steps, kind = third[case, name], runs[0]["steps"], runs[0]["strategy"]
+        rows.append((case, name, steps, kind, now, now / third[case, "all"], wait, first, plan))
+    names = "case", "memory", "steps", "rows by", "epoch s", "/all", "waited"
+    sides.show((*names, "first/third", "plan/third"), rows)
+
+
+def show_conditions(file: Path) -> None:
+    scan, random = outofcore.raw_rates(file)
+    print(
+        f"{format_bytes(file.stat().st_size)} of features, disk {scan:.0f} MiB/s in order, "
+        f"{random:.0f} k reads of 4 KiB a second, load {os.getloadavg()[0]:.1f}",
+        flush=True,
+    )
 
 
 if __name__ == "__main__":

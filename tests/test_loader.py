@@ -276,6 +276,80 @@ def test_leaving_windows_early_leaves_nothing(path, lookahead):
         assert sum(batch.batch_size for batch in loader) == TRAIN
 
 
+def ahead_threads():
+    return [t for t in threading.enumerate() if t.name in {"gnnx-ahead", "gnnx-draws"}]
+
+
+@pytest.mark.parametrize("lookahead", ["windows", "packs"])
+def test_the_next_epoch_is_made_while_one_runs(path, lookahead):
+    """The batches are the same, every row is accounted for, and the last epoch leaves nothing."""
+    options = {"lookahead": lookahead, "batch_size": 10}
+    epochs = []
+    for until in (0, 3):
+        with gnnx.open(path, memory="1MiB", device_memory="64MiB") as opened:
+            loader = Loader(opened, (4, 3), **options)
+            loader.until = until
+            found, stats, read = [], [], opened.features.file.bytes_read
+            for epoch in range(3):
+                assert loader.epoch == epoch
+                for batch in loader:
+                    found.append((bits(batch.x).copy(), batch.n_id.numpy().copy()))
+                    assert opened.ledger.peak_bytes(Tier.HOST) <= opened.ledger.budget.host
+                del batch
+                assert bool(ahead_threads()) == (epoch + 1 < until)
+                stats.append(loader.stats)
+            gc.collect()
+            assert held(opened) == (0, {})
+            assert opened.ledger.held_bytes(Tier.DISK) == 0
+            read = opened.features.file.bytes_read - read - stats[0].fill_bytes
+            epochs.append((found, stats, read))
+    (expected, alone, _), (found, stats, read) = epochs
+    for one, other in zip(found, expected, strict=True):
+        assert all(map(np.array_equal, one, other))
+    for one, other in zip(stats, alone, strict=True):
+        assert one.rows_requested == other.rows_requested
+        assert (
+            one.rows_hit + one.rows_from_disk * (lookahead == "windows") + (one.rows_from_packs)
+            == one.rows_requested
+        )
+        if lookahead == "packs":
+            for name in ("rows_from_disk", "feature_read_bytes", "disk_written_bytes", "windows"):
+                assert getattr(one, name) == getattr(other, name)
+    if lookahead == "windows":  # what the last window of an epoch has needs no second read
+        assert sum(s.rows_from_disk for s in stats) <= sum(s.rows_from_disk for s in alone)
+    assert sum(s.feature_read_bytes for s in stats) <= read
+
+
+@pytest.mark.parametrize("lookahead", ["windows", "packs"])
+@pytest.mark.parametrize("end", ["leave", "lend", "jump", "break"])
+def test_what_was_made_for_an_epoch_that_does_not_come_is_given_back(path, lookahead, end):
+    with gnnx.open(path, memory="1MiB", device_memory="64MiB") as opened:
+        loader = Loader(opened, (4, 3), 10, lookahead=lookahead)
+        loader.until = 9
+        list(loader)
+        assert ahead_threads()
+        if end == "leave":
+            loader.leave()
+        elif end == "lend":
+            with loader.released():
+                assert opened.ledger.held_bytes(Tier.DISK) == 0
+        elif end == "jump":
+            loader.epoch, loader.until = 5, 0
+            found = [bits(batch.x).copy() for batch in loader]
+            alone = Loader(opened, (4, 3), 10, cache=None, lookahead=None)
+            alone.epoch = 5
+            expected = [bits(batch.x).copy() for batch in alone]
+            assert all(map(np.array_equal, found, expected))
+        else:
+            for _batch in loader:
+                break
+            del _batch
+        gc.collect()
+        assert not ahead_threads()
+        assert held(opened) == (0, {})
+        assert opened.ledger.held_bytes(Tier.DISK) == 0
+
+
 def test_windows_are_given_up_before_a_batch_is(path, caplog):
     with gnnx.open(path, memory="1MiB") as opened:
         loader = Loader(opened, (4, 3), 10, lookahead="windows", prefetch=0)

@@ -148,6 +148,20 @@ def batches(path, memory, *, first=0, leave=None, **options):
 
 
 @pytest.mark.parametrize("lookahead", ["windows", "packs"])
+def test_the_draws_of_the_next_epoch_are_made_while_one_runs(large, lookahead):
+    found = []
+    for until, memory in ((0, "1GiB"), (3, SMALL)):
+        with gnnx.open(large, memory=memory) as dataset:
+            loader = Loader(dataset, (3, 2), BATCH, lookahead=lookahead)
+            loader.until = until
+            found.append([batch.n_id.numpy().copy() for _ in range(3) for batch in loader])
+            assert dataset.ledger.held_bytes(Tier.DISK) == 0
+            assert (loader._draws is None) == (until == 0)
+            assert not [t for t in threading.enumerate() if t.name.startswith("gnnx-draws")]
+    assert all(map(np.array_equal, *found))
+
+
+@pytest.mark.parametrize("lookahead", ["windows", "packs"])
 @pytest.mark.parametrize("num_threads", [1, 2])
 def test_a_loader_draws_ahead_and_gives_the_same_batches(large, lookahead, num_threads):
     before = threads.num_threads()
@@ -283,7 +297,7 @@ def test_a_wait_has_an_end(path):
 
     with gnnx.open(path, memory="64MiB") as dataset:
         draws = drawing(dataset, (3,), [STEPS], batch=never, timeout_s=0.2)
-        with pytest.raises(RunError, match="step 0: drawing for steps 0 to 8 has not ended"):
+        with pytest.raises(RunError, match="drawing for steps 0 to 8 has not ended"):
             draws.of(0)
         go_on.set()
         draws.close()

@@ -126,7 +126,12 @@ def decide(dataset: Dataset, demands: Demands) -> Decision:
     if free is None or access_bytes(graph.num_nodes) > free:
         return Decision(shared, one_by_one, None, None, None, None, all_rows=False)
     drawn = len(demands.fanouts) > 0  # whole parts are read as ranges, which pages do not serve
-    paged = _paged(graph, demands, free) if sum(needs.topology) and drawn else None
+    pinned = shared.topology
+    if pinned == sum(needs.topology) and access_bytes(graph.num_nodes) <= free - pinned:
+        graph.pin(pinned)  # beside any batches and any ranking: each hop of it would read the graph
+        free, paged = ledger.free_bytes(Tier.HOST) or 0, None
+    else:
+        pinned, paged = 0, _paged(graph, demands, free) if drawn else None
     scores = expected_access(graph, demands.seeds, demands.fanouts, demands.batch_size)
     # what a batch is expected to have, and some: far less than the most it can have
     needs = _needs(dataset, demands, 1.1 * float(scores.sum()))
@@ -134,6 +139,7 @@ def decide(dataset: Dataset, demands: Demands) -> Decision:
     disk = calibrate(source.file, dataset.io, ledger)
     dataset.io.gap_bytes = disk.gap_bytes
     room, pages = free - shared.batches - shared.seeds - shared.topology, None  # rows may need less
+    shared = dataclasses.replace(shared, topology=shared.topology + pinned)
     if shared.topology == sum(needs.topology):
         paged = None
     pointers = len(needs.topology) < _ARRAYS or shared.topology >= needs.topology[0]

@@ -72,7 +72,7 @@ class Window(Protocol):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class WindowCounts:
-    """What the windows of an epoch did."""
+    """What windows did."""
 
     windows: int = 0
     """Windows that were made."""
@@ -90,6 +90,11 @@ class WindowCounts:
         pairs = zip(dataclasses.astuple(self), dataclasses.astuple(other), strict=True)
         return WindowCounts(*(one + another for one, another in pairs))
 
+    def __sub__(self, other: WindowCounts) -> WindowCounts:
+        """Tell what windows did between two readings."""
+        pairs = zip(dataclasses.astuple(self), dataclasses.astuple(other), strict=True)
+        return WindowCounts(*(one - another for one, another in pairs))
+
 
 class _Span(NamedTuple):
     """Steps from `begin` to before `end`, and their window; None where rows come one by one."""
@@ -100,7 +105,7 @@ class _Span(NamedTuple):
 
 
 class Lookahead:
-    """Fetches the rows of an epoch's batches, through windows where the strategy has some.
+    """Fetches the rows of batches, through windows where the strategy has some.
 
     Parameters
     ----------
@@ -113,11 +118,13 @@ class Lookahead:
     wanted
         Distinct rows that a step wants, (R,) int64.
     num_steps
-        Steps of the epoch.
+        The step after the last one.
     timeout_s
         Time limit of a wait, in seconds.
     first_step
         The first step to be fetched.
+    epoch_steps
+        Steps of an epoch, where they are counted on from one to the next; no window spans two.
     """
 
     def __init__(
@@ -130,12 +137,15 @@ class Lookahead:
         timeout_s: float,
         *,
         first_step: int = 0,
+        epoch_steps: int | None = None,
     ) -> None:
+        self._epoch_steps = epoch_steps or max(1, num_steps)
         self._dataset, self._features, self._strategy = dataset, features, strategy
         self._wanted, self._num_steps, self._timeout_s = wanted, num_steps, timeout_s
         self._changed = threading.Condition()
         self._spans: collections.deque[_Span] = collections.deque()
-        self._num_covered, self._stage = first_step, "waiting to begin"
+        self._num_covered = self._num_asked = first_step
+        self._stage = "waiting to begin"
         self._stopped = False
         self._error: BaseException | None = None
         self._counts = WindowCounts()
@@ -171,6 +181,7 @@ class Lookahead:
             Time is up.
         """
         with self._changed:
+            self._num_asked = max(self._num_asked, step + 1)
             done = self._changed.wait_for(
                 lambda: self._stopped or self._error is not None or self.is_ready(step),
                 self._timeout_s,
@@ -181,7 +192,8 @@ class Lookahead:
                 raise self._error
             if not done:
                 raise RunError(
-                    f"step {step}: {self._stage} has not ended within {self._timeout_s:g} s",
+                    f"step {step % self._epoch_steps}: {self._stage} has not ended within "
+                    f"{self._timeout_s:g} s",
                     "Check that the disk answers; a larger timeout_s waits longer.",
                 )
             span = next(span for span in self._spans if step < span.end)
@@ -212,9 +224,10 @@ class Lookahead:
 
     @property
     def counts(self) -> WindowCounts:
-        """What the windows did so far, those in use included."""
+        """What the windows did so far that batches were asked of."""
         with self._changed:
-            return sum(map(_counts_of, self._spans), self._counts)
+            used = [span for span in self._spans if span.begin < self._num_asked]
+            return sum(map(_counts_of, used), self._counts)
 
     def close(self) -> WindowCounts:
         """Stop, wait for the thread, give back what the windows hold; no batch is under way."""
@@ -248,6 +261,7 @@ class Lookahead:
             window = None
             while self._num_covered < self._num_steps and self._may_begin():
                 left = self._num_steps - self._num_covered
+                left = min(left, self._epoch_steps - self._num_covered % self._epoch_steps)
                 end = self._num_covered + next(lengths(self._strategy.steps, left))
                 window = self._make(self._num_covered, end, window, pool)
         except ResourceError as error:  # batches can do without windows
@@ -270,14 +284,15 @@ class Lookahead:
         """Make the window of steps `begin` to `last`, or as many as fit, and publish it."""
         window, end = self._new(before, pool), begin
         while end < last and not self._stopped:
-            self._stage = f"finding the rows of step {end}"
+            self._stage = f"finding the rows of step {end % self._epoch_steps}"
             if not window.add(self._missing(end)):
                 break
             end += 1
         if end == begin:  # not even one batch: it reads for itself
             self._publish(_Span(begin, begin + 1, None))
             return before
-        self._stage = f"reading the rows of steps {begin} to {end - 1}"
+        first = begin % self._epoch_steps
+        self._stage = f"reading the rows of steps {first} to {first + end - 1 - begin}"
         try:
             window.read()
         except BaseException:

@@ -21,9 +21,10 @@ import numpy as np
 import torch
 
 from gnnx import ops, threads
-from gnnx.cache import Demands, DrawPlan, Lookahead, Strategy, WindowCounts, arrange, lengths
+from gnnx.cache import Demands, DrawPlan, Lookahead, Strategy, WindowCounts, arrange
 from gnnx.errors import BudgetError, GnnxError, RunError, UsageError
 from gnnx.graph import MiniBatch
+from gnnx.loader.ahead import Ahead
 from gnnx.loader.seeds import EveryNode, Seeds
 from gnnx.loader.union import edge_union
 from gnnx.memory import Tier
@@ -49,7 +50,6 @@ if TYPE_CHECKING:
     from gnnx.cache.strategy import Kind
     from gnnx.loader.seeds import Split
     from gnnx.loader.trace import Trace
-    from gnnx.sample import Drawn
     from gnnx.store import Dataset, Pending
 
 _KINDS: dict[str | None, tuple[Kind, ...]] = {
@@ -82,9 +82,11 @@ class EpochStats:
     rows_from_packs: int
     """Those of them that were read back from packs."""
     rows_from_disk: int
-    """Rows read from the file of features; a window reads a row once for all of its batches."""
+    """Rows read from the file of features; a window reads a row once for all of its batches, and
+    counts in their epoch."""
     feature_read_bytes: int
-    """Bytes of the reads of them: whole blocks, and gaps where reading on was cheaper."""
+    """Bytes of the reads of them: whole blocks, and gaps where reading on was cheaper. Also those
+    made while the epoch before ran."""
     feature_reads: int
     """Reads from the file of features."""
     disk_read_bytes: int
@@ -165,6 +167,10 @@ class Loader:
     step : int
         Step that the next pass begins with; set it to go on inside an epoch. It is 0 again when
         that pass has begun.
+    until : int
+        Epochs that are going to be run, one after the other, with memory as it is: what they want
+        is looked for before they begin. By default none but the one that runs; `leave` says that
+        there are no more.
     trace : Trace or None
         What is told when batches were sampled, fetched and waited for.
 
@@ -211,9 +217,10 @@ class Loader:
         self.cache, self.lookahead = cache, lookahead
         self.prefetch, self.timeout_s = prefetch, timeout_s
         self.device = torch.device(device)
-        self.epoch = self.step = 0
+        self.epoch = self.step = self.until = 0
         self.trace: Trace | None = None
         self._current: _Epoch | None = None
+        self._left: Ahead | None = None  # what was made for epochs to come
         self._degrees, self._edge_index, self._edge_ids = degrees, edge_index, edge_ids
         self._split, self._edge_weight, self._edge_attr = split, edge_weight, edge_attr
         self._clusters_per_batch = clusters_per_batch
@@ -307,10 +314,17 @@ class Loader:
     @contextlib.contextmanager
     def released(self) -> Iterator[None]:
         """Lend what rows and scratch hold to others; the next epoch reads the rows again."""
+        self.leave()
         if self._features is not None:
             self._features.release()
         self._sampler = self._new_sampler()
         yield
+
+    def leave(self) -> None:
+        """Run no more epochs: gives back what was made ahead for them; nothing where none was."""
+        self.until, left, self._left = 0, self._left, None
+        if left is not None and left.is_own:
+            left.close()
 
     def alone(self) -> Loader:
         """Make a loader of the same batches, one at a time, that keeps nothing in memory."""
@@ -378,8 +392,7 @@ class Loader:
             epoch.features.fill_bytes - self._filled,
             epoch.features.fill_bytes,
         )
-        epoch.draws = self._draw_ahead(epoch)
-        epoch.begin(self._look_ahead(epoch), fill_bytes)
+        epoch.begin(self._ahead_of(epoch), fill_bytes)
         self._current = epoch
         try:
             for step in range(epoch.first, epoch.num_steps):
@@ -387,54 +400,65 @@ class Loader:
                 self._submit(epoch, max(step, epoch.first + self._ahead - 1))
                 yield self._next(epoch)  # by no name: the consumer alone holds it from now on
             self.epoch = epoch.number + 1
+            if epoch.ahead.follows(epoch.number_of(epoch.num_steps)):
+                self._left = epoch.ahead
         finally:
             if epoch.is_own:  # a forked child would wait for threads that it does not have
-                epoch.stop()
+                is_left = self._left is epoch.ahead
+                if not is_left:
+                    epoch.ahead.stop()
                 _discard(epoch.jobs, self.timeout_s)
-                epoch.end()
+                epoch.end(close=not is_left)
 
-    def _look_ahead(self, epoch: _Epoch) -> Lookahead:
-        """Begin to bring the rows of the epoch's batches."""
+    def _ahead_of(self, epoch: _Epoch) -> Ahead:
+        """Go on with what was made ahead while the epoch before ran, or begin anew."""
+        left, first = self._left, epoch.number_of(epoch.first)
+        if left is not None and left.follows(first):
+            self._left = None
+            return left
+        until = self.until
+        self.leave()
+        self.until = until
+        num_epochs = max(epoch.number + 1, until)
+        ahead = Ahead(epoch.features, epoch.num_steps, num_epochs * epoch.num_steps)
+        if self._draws is not None:
+            ahead.draws = self._draw_ahead(ahead, self._draws, first)
+        ahead.rows = self._look_ahead(ahead, first)
+        return ahead
 
-        def wanted(step: int) -> NDArray[np.int64]:
-            key, begin = Key(self.seed, epoch.number, step), time.perf_counter()
+    def _look_ahead(self, ahead: Ahead, first: int) -> Any:
+        """Begin to bring the rows of batches."""
+
+        def wanted(number: int) -> NDArray[np.int64]:
+            ahead.look_at(number)
+            begin, (epoch, step) = time.perf_counter(), divmod(number, ahead.num_steps)
+            key = Key(self.seed, epoch, step)
             seeds = self._seeds.ids(self._positions(key))
-            rows: NDArray[np.int64] = self._sampler.reach(seeds, key, *epoch.drawn(step))
+            rows: NDArray[np.int64] = self._sampler.reach(seeds, key, *ahead.drawn(number))
             if self.trace is not None:
                 end = time.perf_counter()
-                self.trace.add("look ahead", begin, end, epoch=epoch.number, step=step)
+                self.trace.add("look ahead", begin, end, epoch=epoch, step=step)
             return rows
 
         return Lookahead(
-            self.dataset,
-            epoch.features,
-            self._strategy,
-            wanted,
-            epoch.num_steps,
-            self.timeout_s,
-            first_step=epoch.first + epoch.num_done,
-        )
+            self.dataset, ahead.features, self._strategy, wanted, ahead.end, self.timeout_s,
+            first_step=first, epoch_steps=ahead.num_steps,
+        )  # fmt: skip
 
-    def _draw_ahead(self, epoch: _Epoch) -> Draws | None:
-        """Begin to draw for the epoch's batches, where they draw together."""
-        first = epoch.first + epoch.num_done
-        if self._draws is None or first == epoch.num_steps:
+    def _draw_ahead(self, ahead: Ahead, plan: DrawPlan, first: int) -> Draws | None:
+        """Begin to draw for batches."""
+        if first == ahead.end:
             return None
 
-        def batch(step: int) -> tuple[NDArray[np.int64], Key]:
-            key = Key(self.seed, epoch.number, step)
+        def batch(number: int) -> tuple[NDArray[np.int64], Key]:
+            key = Key(self.seed, *divmod(number, ahead.num_steps))
             return self._seeds.ids(self._positions(key)), key
 
         return Draws(
-            self.dataset,
-            self.fanouts,
-            batch,
-            lengths(self._draws.steps, epoch.num_steps - first),
-            on_disk=self._draws.on_disk,
-            buffer_bytes=self._draws.buffer_bytes,
-            timeout_s=self.timeout_s,
+            self.dataset, self.fanouts, batch, ahead.windows(plan.steps, first),
+            on_disk=plan.on_disk, buffer_bytes=plan.buffer_bytes, timeout_s=self.timeout_s,
             first_step=first,
-        )
+        )  # fmt: skip
 
     def _positions(self, key: Key) -> NDArray[np.int64]:
         """Places of a step's seeds in the split."""
@@ -453,14 +477,14 @@ class Loader:
         begun when it is the next one.
         """
         while epoch.num_begun <= min(last, epoch.num_steps - 1):
-            if epoch.jobs and not epoch.is_ready(epoch.num_begun):
+            if epoch.jobs and not epoch.ahead.is_ready(epoch.number_of(epoch.num_begun)):
                 break
             epoch.jobs.append(self._begin(epoch, epoch.num_begun))
             epoch.num_begun += 1
 
     def _begin(self, epoch: _Epoch, step: int) -> _Job:
         key, progress = Key(self.seed, epoch.number, step), _Progress()
-        future = threads.submit(self._prepare, key, epoch, epoch.ahead, progress)
+        future = threads.submit(self._prepare, key, epoch, epoch.ahead.rows, progress)
         return _Job(step, progress, future)
 
     def _next(self, epoch: _Epoch) -> MiniBatch:
@@ -496,13 +520,14 @@ class Loader:
         if tier == Tier.HOST.value and self._strategy.kind != "rows":
             _log.warning("Windows are given up: a batch needs their memory.")
             self._strategy = _ONE_BY_ONE
-            epoch.windows += epoch.ahead.close()
-            epoch.ahead = self._look_ahead(epoch)
+            epoch.windows += epoch.ahead.rows.close()
+            following = epoch.number_of(epoch.first + epoch.num_done)
+            epoch.ahead.rows = self._look_ahead(epoch.ahead, following)
             return True
-        if tier == Tier.HOST.value and epoch.draws is not None:
+        if tier == Tier.HOST.value and epoch.ahead.draws is not None:
             _log.warning("Drawing ahead is given up: a batch needs its memory.")
             self._draws = None
-            epoch.end_draws()
+            epoch.ahead.end_draws()
             return True
         if tier == Tier.HOST.value and epoch.features.is_filled:
             _log.warning("The feature cache is given up: a batch needs its memory.")
@@ -520,12 +545,12 @@ class Loader:
         positions = self._positions(key)
         seeds, y = self._seeds.fetch(positions)
         progress.enter("sampling")
-        begin = time.perf_counter()
-        blocks = self._sampler.sample(seeds, key, *epoch.drawn(key.step))
+        begin, number = time.perf_counter(), epoch.number_of(key.step)
+        blocks = self._sampler.sample(seeds, key, *epoch.ahead.drawn(number))
         edge_index = edge_union(blocks, self._ledger) if self._edge_index else None
         sampled = time.perf_counter()
         progress.enter("fetching features")
-        x, fetched = self._fetch(ahead, key.step, blocks), time.perf_counter()
+        x, fetched = self._fetch(ahead, number, blocks), time.perf_counter()
         if self.trace is not None:
             self.trace.add("sample", begin, sampled, epoch=key.epoch, step=key.step)
             self.trace.add("fetch", sampled, fetched, epoch=key.epoch, step=key.step)
@@ -540,12 +565,12 @@ class Loader:
             copy_s=fetched - sampled,
         )
 
-    def _fetch(self, ahead: Any, step: int, blocks: list[Any]) -> Any:
+    def _fetch(self, ahead: Any, number: int, blocks: list[Any]) -> Any:
         """Begin to bring the rows of a batch."""
         n_id: torch.Tensor = blocks[0].src_id
         shape = (len(n_id), *self._source.row_shape)
         x = self._ledger.tensor(shape, self._source.dtype, Tier.DEVICE, "batch")
-        return ahead.fetch(step, n_id.numpy(), x)
+        return ahead.fetch(number, n_id.numpy(), x)
 
     def _finish(self, epoch: _Epoch) -> MiniBatch:
         """Wait for the first batch of the queue and its rows; raises what its preparation met."""
@@ -567,7 +592,7 @@ class Loader:
         finally:
             del job  # the error's traceback holds this frame, which must not hold the error too
         done = epoch.jobs.popleft()  # not before: an interrupt leaves it to whoever tidies up
-        epoch.done(done.step)
+        epoch.ahead.done(epoch.number_of(done.step))
         epoch.sample_s += coming.sample_s
         epoch.copy_s += coming.copy_s
         return self._batch(coming, x, y).to(self.device)
@@ -593,10 +618,8 @@ class _Epoch:
     ) -> None:
         self.number, self.first, self.num_steps = number, first, num_steps
         self.features, self._io = features, dataset.io
-        self.ahead: Lookahead  # from the first step on
-        self.draws: Draws | None = None
-        self.windows = WindowCounts()  # of those given up
-        self._drawn_bytes = 0  # written by draws that have ended
+        self.ahead: Ahead  # from the first step on
+        self.windows = WindowCounts()  # of those given up, less those of the epochs before
         self.jobs: collections.deque[_Job] = collections.deque()
         self.num_begun, self.num_done = first, 0
         self.sample_s = self.copy_s = self.wait_s = 0.0
@@ -616,63 +639,38 @@ class _Epoch:
                 "Iterate over the loader anew in the child process.",
             )
 
-    def begin(self, ahead: Lookahead, fill_bytes: int) -> None:
+    def begin(self, ahead: Ahead, fill_bytes: int) -> None:
         """Count from here on."""
         self.ahead, self._fill_bytes = ahead, fill_bytes
+        self.windows -= ahead.rows.counts
         self._before = self._read()
+        self._features_before = ahead.read_before(self.number)
 
-    def drawn(self, step: int) -> tuple[Drawn | None, ...]:
-        """Further arguments of the sampler: what the step draws, where batches draw together."""
-        draws = self.draws
-        return () if draws is None else (draws.of(step),)
+    def number_of(self, step: int) -> int:
+        """Give the number of a step's batch, counted on from epoch to epoch."""
+        return self.number * self.num_steps + step
 
-    def is_ready(self, step: int) -> bool:
-        """Whether preparing a step would not wait for what is made ahead."""
-        return self.ahead.is_ready(step) and (self.draws is None or self.draws.is_ready(step))
-
-    def done(self, step: int) -> None:
-        """Tell that the batches up to a step are complete."""
-        self.ahead.done(step)
-        if self.draws is not None:
-            self.draws.done(step)
-
-    def stop(self) -> None:
-        """Let nobody wait any longer for what is made ahead."""
-        self.ahead.stop()
-        if self.draws is not None:
-            self.draws.stop()
-
-    def end_draws(self) -> None:
-        """Draw no longer ahead; nobody uses what was drawn."""
-        if self.draws is not None:
-            self.draws.close()
-            self._drawn_bytes += self.draws.bytes_written
-            self.draws = None
-
-    def end(self) -> None:
-        """Count no longer."""
-        self.windows += self.ahead.close()
-        self.end_draws()
-        del self.ahead  # it knows the loader, which knows the last pass
+    def end(self, *, close: bool) -> None:
+        """Count no longer, and give back what was made ahead unless the next epoch has it."""
+        self.windows += self.ahead.close() if close else self.ahead.rows.counts
         self._final = self._count(self.windows)
+        del self.ahead  # it knows the loader, which knows the last pass
 
     def stats(self) -> EpochStats:
         """Tell what was done so far."""
-        return self._final or self._count(self.windows + self.ahead.counts)
+        return self._final or self._count(self.windows + self.ahead.rows.counts)
 
     def _read(self) -> _Counters:
         io, features = self._io, self.features
-        return _Counters(
-            features.counts,
-            io.busy_s,
-            io.bytes_read,
-            features.source_bytes_read,
-            features.source_reads,
-        )
+        other_bytes = io.bytes_read - features.source_bytes_read
+        return _Counters(features.counts, io.busy_s, other_bytes, self.ahead.drawn_bytes)
 
     def _count(self, windows: WindowCounts) -> EpochStats:
         before, now = self._before, self._read()
-        drawn_bytes = self._drawn_bytes + (0 if self.draws is None else self.draws.bytes_written)
+        # windows of the next epoch are its own, whenever they were read
+        read = self.ahead.read_before(self.number + 1)
+        read_bytes = read.num_bytes - self._features_before.num_bytes
+        drawn_bytes = now.drawn_bytes - before.drawn_bytes
         asked = now.asked - before.asked
         one_by_one = asked.rows_missed - windows.rows_staged - windows.rows_unpacked
         shared = max(0, windows.rows_staged - windows.rows_read)
@@ -684,9 +682,9 @@ class _Epoch:
             rows_hit=asked.rows_hit + shared,
             rows_from_packs=windows.rows_unpacked,
             rows_from_disk=one_by_one + windows.rows_read,
-            feature_read_bytes=now.feature_bytes - before.feature_bytes,
-            feature_reads=now.feature_reads - before.feature_reads,
-            disk_read_bytes=now.disk_bytes - before.disk_bytes,
+            feature_read_bytes=read_bytes,
+            feature_reads=read.num_reads - self._features_before.num_reads,
+            disk_read_bytes=read_bytes + now.other_bytes - before.other_bytes,
             disk_written_bytes=windows.rows_packed * self.features.row_bytes + drawn_bytes,
             windows=windows.windows,
             fill_bytes=self._fill_bytes,
@@ -699,9 +697,8 @@ class _Counters(NamedTuple):
 
     asked: AccessCounts
     busy_s: float
-    disk_bytes: int
-    feature_bytes: int
-    feature_reads: int
+    other_bytes: int
+    drawn_bytes: int
 
 
 class _Progress:

@@ -151,18 +151,18 @@ class HeteroLoader(Loader):
             self._seeds.keep(self._ledger)
         return features
 
-    def _look_ahead(self, epoch: Any) -> Any:
-        features: HeteroFeatures = epoch.features
+    def _look_ahead(self, ahead: Any, first: int) -> Any:
+        features: HeteroFeatures = ahead.features
         return HeteroAhead(features)
 
-    def _fetch(self, ahead: Any, step: int, blocks: list[Any]) -> Any:
+    def _fetch(self, ahead: Any, number: int, blocks: list[Any]) -> Any:
         rows, out = {}, {}
         for name, ids in blocks[0].src_id.items():
             source = self.dataset.features_of(name)
             shape = (len(ids), *source.row_shape)
             out[name] = self._ledger.tensor(shape, source.dtype, Tier.DEVICE, "batch")
             rows[name] = ids.numpy()
-        return ahead.fetch(step, rows, out)
+        return ahead.fetch(number, rows, out)
 
     def _batch(self, coming: Any, x: Any, y: torch.Tensor | None) -> Any:
         return HeteroBatch(

@@ -75,7 +75,7 @@ class Drawn:
 
 
 class Draws:
-    """The draws of an epoch's batches, as a `NeighborSampler` makes them.
+    """The draws of batches, as a `NeighborSampler` makes them.
 
     Parameters
     ----------
@@ -86,7 +86,7 @@ class Draws:
     batch
         Seeds of a step, (B,) int64, and its key.
     windows
-        Steps of each window, which sum up to those of the epoch from `first_step` on.
+        Steps of each window, from `first_step` on.
     on_disk
         Whether what was drawn waits in a scratch file, not in memory.
     buffer_bytes
@@ -167,7 +167,7 @@ class Draws:
                 raise self._error
             if not done:
                 raise RunError(
-                    f"step {step}: {self._stage} has not ended within {self._timeout_s:g} s",
+                    f"{self._stage} has not ended within {self._timeout_s:g} s",
                     "Check that the disk answers; a larger timeout_s waits longer.",
                 )
             span = next(span for span in self._spans if step < span.end)
@@ -250,8 +250,8 @@ class Draws:
     def _draw(self, steps: int) -> list[_Hop]:
         """Draw for the next so many batches."""
         begin = self._num_covered
-        self._stage = f"drawing for steps {begin} to {begin + steps - 1}"
         seeds, keys = zip(*(self._batch(begin + i) for i in range(steps)), strict=True)
+        self._stage = f"drawing for steps {keys[0].step} to {keys[-1].step}"
         nodes = list(map(self._frontier, seeds))
         hops: list[_Hop] = []
         try:

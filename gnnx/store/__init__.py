@@ -1,7 +1,7 @@
 """A dataset on disk: the format, the writer, the read engine, graph and features."""
 
 from gnnx.store.dataset import Dataset, open
-from gnnx.store.disk import Disk, calibrate, known
+from gnnx.store.disk import Disk, calibrate, known, streamed_bytes_per_s
 from gnnx.store.engine import GAP_BYTES, WAIT_S, Job, ReadEngine
 from gnnx.store.features import ConstantFeatures, DiskFeatures, FeatureStore, Pending
 from gnnx.store.keys import Keys
@@ -40,6 +40,7 @@ __all__ = [
     "known",
     "open",
     "smallest_named",
+    "streamed_bytes_per_s",
     "sync_folder",
     "try_reads",
     "verify",

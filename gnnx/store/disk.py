@@ -16,6 +16,8 @@ from gnnx.memory import Tier
 from gnnx.store.engine import GAP_BYTES, WAIT_S, Layout
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
     from gnnx.memory import Ledger
     from gnnx.store.engine import DataFile, ReadEngine
 
@@ -104,15 +106,56 @@ def _measure(file: DataFile, num_bytes: int, engine: ReadEngine, ledger: Ledger)
     for turn in range(_REPEATS + 1):
         for size in SIZES:
             count = min(_MOST_READS, _MOST_BYTES // size) if turn else 1  # the first compiles
-            rows = np.unique(rng.integers(0, num_bytes // size, count))
-            layout = Layout(0, size, size, num_bytes // size * size)
-            slots = np.zeros(len(rows), np.int64)  # one after the other over the same place
-            begin = time.perf_counter()
-            job = engine.submit(file, layout, rows, place, num_rows=len(rows), slots=slots, gap=-1)
-            job.wait(WAIT_S)
+            places = np.unique(rng.integers(0, num_bytes // size, count))
+            rate = _reads_per_s(file, engine, size, places, place)
             if turn:
-                best[size] = max(best[size], len(rows) / (time.perf_counter() - begin))
+                best[size] = max(best[size], rate)
     return Disk(best)
+
+
+def streamed_bytes_per_s(file: DataFile, engine: ReadEngine, ledger: Ledger) -> float:
+    """Measure what a disk streams now, whoever else uses it: `calibrate` tells its best.
+
+    Parameters
+    ----------
+    file
+        Read at random places, 64 MiB at most.
+    engine
+        Whose readers are measured.
+    ledger
+        Gives what one read brings, 1 MiB or a quarter of what is free (HOST).
+
+    Returns
+    -------
+    float
+        Bytes a second.
+
+    Raises
+    ------
+    RunError
+        A read failed.
+    """
+    num_bytes, free = file.path.stat().st_size, ledger.free_bytes(Tier.HOST)
+    most = num_bytes if free is None else min(num_bytes, free // 4)
+    size = max((size for size in SIZES if size <= most), default=SIZES[0])
+    count, place = num_bytes // size, ledger.empty(size, np.uint8, Tier.HOST, "calibration")
+    rng = np.random.default_rng()
+    places = np.unique(rng.integers(0, count, min(count, _MOST_BYTES // size)))
+    _reads_per_s(file, engine, size, places[:1], place)  # compiles
+    return size * _reads_per_s(file, engine, size, places, place)
+
+
+def _reads_per_s(
+    file: DataFile, engine: ReadEngine, size: int, places: NDArray[np.int64],
+    out: NDArray[np.uint8],
+) -> float:  # fmt: skip
+    """Read pieces of so many bytes, one after the other over the same place."""
+    layout = Layout(0, size, size, (int(places[-1]) + 1) * size)
+    slots = np.zeros(len(places), np.int64)
+    begin = time.perf_counter()
+    job = engine.submit(file, layout, places, out, num_rows=len(places), slots=slots, gap=-1)
+    job.wait(WAIT_S)
+    return len(places) / max(1e-9, time.perf_counter() - begin)
 
 
 def _folder() -> Path:

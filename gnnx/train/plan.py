@@ -20,6 +20,7 @@ from gnnx.errors import ResourceError
 from gnnx.inference.pieces import piece_bytes
 from gnnx.loader import HeteroLoader
 from gnnx.memory import Tier, available_bytes, format_bytes
+from gnnx.store import streamed_bytes_per_s
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -34,7 +35,6 @@ if TYPE_CHECKING:
 
 _TIMED_STEPS = 4  # the first one compiles kernels and does not count
 _TRIED_STEPS = 12  # batches are not of one size: the largest of so many is near the largest of all
-_PROBE_BYTES, _PROBE_PIECE = 32 << 20, 1 << 20
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -198,7 +198,7 @@ def _decide(loader: Loader) -> _Decided:
 
 def make_plan(
     loader: Loader, model: nn.Module, optimizer: torch.optim.Optimizer,
-    step: Callable[[nn.Module, Any], Any],
+    step: Callable[[nn.Module, Any], Any], *, evaluated: bool = False,
 ) -> Plan:  # fmt: skip
     """Plan an epoch: decide as training will, and time a few batches.
 
@@ -212,6 +212,8 @@ def make_plan(
         Whose state is counted.
     step
         Forward and backward of a model and a batch.
+    evaluated
+        Whether each epoch ends with an evaluation: then nothing hides its first window.
 
     Returns
     -------
@@ -248,7 +250,8 @@ def make_plan(
         read = float(sum(one.disk_read_bytes for one in traffic))
         packed_bytes = written = sum(one.disk_written_bytes for one in traffic)
         cost_bytes = sum(table.strategy.cost_bytes for table in tables)
-        disk_s = num_steps * cost_bytes / _bytes_per_s(max(tables, key=_Table.num_bytes), ledger)
+        largest = max(tables, key=_Table.num_bytes).source.file
+        disk_s = num_steps * cost_bytes / streamed_bytes_per_s(largest, dataset.io, ledger)
     sample_s, compute_s = (
         num_steps * statistics.median(getattr(batch, name) for batch in batches)
         for name in ("sample_s", "compute_s")
@@ -257,8 +260,10 @@ def make_plan(
     if draws is not None:  # in the rehearsal each batch drew for itself, and waited for the disk
         waited_s = statistics.median(batch.other_read_s for batch in batches)
         sample_s = max(0.0, sample_s - num_steps * waited_s)
-        disk_s += num_steps * draws.cost_bytes / _bytes_per_s(tables[0], ledger)
+        rate = streamed_bytes_per_s(tables[0].source.file, dataset.io, ledger)
+        disk_s += num_steps * draws.cost_bytes / rate
     sample_s *= 1 if kind == "rows" else 2  # windows find out first what batches want
+    unhidden_s = disk_s / -(-num_steps // steps) if evaluated and kind != "rows" else 0.0
     buffers = ledger.owners(Tier.HOST).get("read buffers", 0)
     kept = sum(table.strategy.num_kept * table.source.row_bytes for table in tables)
     lookahead = sum(table.held_bytes() for table in tables)
@@ -299,7 +304,7 @@ def make_plan(
         compute_s=compute_s,
         disk_s=disk_s,
         # sampling takes processors that computing would use
-        seconds=max(disk_s, compute_s + sample_s / threads.num_threads()),
+        seconds=unhidden_s + max(disk_s - unhidden_s, compute_s + sample_s / threads.num_threads()),
     )
 
 
@@ -387,18 +392,3 @@ def _rehearse(
         steps.close()
         torch.set_rng_state(generator)
     return batches[1:] or batches
-
-
-def _bytes_per_s(table: _Table, ledger: Ledger) -> float:
-    """Bytes that the disk streams a second, from places all over the features."""
-    source = table.source
-    free = ledger.free_bytes(Tier.HOST)
-    piece_bytes = _PROBE_PIECE if free is None else min(_PROBE_PIECE, free // 4)
-    piece = max(1, min(source.num_rows, piece_bytes // max(1, source.row_bytes)))
-    places = max(1, min(source.num_rows // piece, _PROBE_BYTES // (piece * source.row_bytes)))
-    out = ledger.tensor((piece, *source.row_shape), source.dtype, Tier.HOST, "fetch")
-    begin, before = time.perf_counter(), source.file.bytes_read
-    for place in range(places):
-        first = source.num_rows // places * place
-        source.read_range(first, min(first + piece, source.num_rows), out)
-    return (source.file.bytes_read - before) / max(1e-9, time.perf_counter() - begin)

@@ -222,7 +222,9 @@ class Trainer:
             self._backward(model, batch)
 
         with smallest_named(self.dataset, self._rehearse):
-            self._plan = make_plan(self.loader, self.model, self.optimizer, step)
+            self._plan = make_plan(
+                self.loader, self.model, self.optimizer, step, evaluated=self.eval_every == 1
+            )
         return self._plan
 
     def _rehearse(self, dataset: Dataset) -> None:
@@ -278,6 +280,7 @@ class Trainer:
                 return self._fit(epochs, resume, progress, observe)
         finally:
             self._trace = self.loader.trace = None
+            self.loader.leave()
 
     def _fit(
         self,
@@ -302,6 +305,7 @@ class Trainer:
                 )
             self._restore(state, scheduler)
         while len(state.epochs) < epochs and not state.stale(self.patience):
+            self.loader.until = self._epochs_alone(len(state.epochs), epochs)
             self._run_epoch(state, scheduler, progress, last=len(state.epochs) + 1 == epochs)
             if self.checkpoint is not None:
                 self._save(state, scheduler)
@@ -309,6 +313,11 @@ class Trainer:
                 see(state.epochs[-1])
         self.model.load_state_dict(state.best_weights)
         return self._report(state, progress)
+
+    def _epochs_alone(self, epoch: int, epochs: int) -> int:
+        """Epochs up to the next evaluation, which memory is lent to."""
+        every = self.eval_every or epochs
+        return min(epochs, (epoch // every + 1) * every)
 
     def _run_epoch(
         self, state: _State, scheduler: Any, progress: Progress | None, *, last: bool
