@@ -75,6 +75,7 @@ def main() -> None:
         command = [sys.executable, "-m", "gnnx", "synth", str(path), *sizes, "--classes=16"]
         split = f"--split={arguments.train:g},0.00001,0.00001"
         subprocess.run([*command, split, "--memory=2GiB"], check=True)
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # of the processes, as of the command
     file = path / "nodes/node/x.npy"
     size = file.stat().st_size
     budgets = {f"/{arguments.share}": str(size // arguments.share), "all": "16GiB"}

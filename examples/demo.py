@@ -5,9 +5,12 @@ budget, and compares the accuracy with that of a linear model of each node's own
 above it comes from the edges. Fails unless the bars in the last table hold.
 """
 
+import os
 import subprocess
 import sys
 import time
+
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # before torch: see docs/outofcore.md
 
 import torch
 from rich.console import Console

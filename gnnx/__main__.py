@@ -16,6 +16,10 @@ def main() -> None:
     """Run the command line; requests to end are met before anything else is imported."""
     try:
         interrupts.meet()
+        # Threads of OpenMP that wait for each other in a loop take the cores from those that read
+        # and draw: epochs out of core took a third more CPU seconds (docs/outofcore.md). OpenMP
+        # looks at it once, when torch is loaded.
+        os.environ.setdefault("OMP_WAIT_POLICY", "passive")
         _open_streams()
         _check_folder()
         from gnnx.cli import app

@@ -444,6 +444,24 @@ def test_output_of_a_process(tmp_path):
     assert done.stderr == ""
 
 
+@pytest.mark.parametrize(("given", "policy"), [(None, "passive"), ("active", "active")])
+def test_openmp_is_told_how_to_wait_before_torch_is_there(given, policy):
+    """By the command alone, and not where the user has said it."""
+    script = (
+        "import os, sys; from gnnx.__main__ import main; assert 'torch' not in sys.modules\n"
+        "print(os.environ.get('OMP_WAIT_POLICY')); sys.argv = ['gnnx', '--help']\n"
+        "try: main()\nfinally: print(os.environ['OMP_WAIT_POLICY'])"
+    )
+    environment = {name: v for name, v in os.environ.items() if name != "OMP_WAIT_POLICY"}
+    environment |= {} if given is None else {"OMP_WAIT_POLICY": given}
+    words = [sys.executable, "-c", script]
+    done = subprocess.run(
+        words, capture_output=True, text=True, timeout=100, check=True, env=environment
+    )
+    lines = done.stdout.splitlines()
+    assert (lines[0], lines[-1]) == (str(given), policy)
+
+
 def cpu_seconds(pid: int) -> float:
     """Seconds of the processor that a running process has had."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
