@@ -531,3 +531,19 @@ def test_a_killed_preparation_leaves_its_spills_where_the_next_one_removes_them(
     (tmp_path / "r.toml").write_text('[edges]\nfiles = "edges.csv"\nsrc = "src"\ndst = "dst"\n')
     prepare(tmp_path / "r.toml", tmp_path / "graph")
     assert [Path(folder).parent for folder in made] == [tmp_path / ".graph.partial"]
+
+
+@pytest.mark.parametrize("opening", ['"open', 'a,"open'])
+def test_a_quote_that_opens_in_a_skipped_line(tmp_path, opening):
+    """DuckDB would skip up to where it closes: all of the edges."""
+    (tmp_path / "e.csv").write_text(f"\n{opening}\nsrc,dst\na,b\nb,c\n")
+    recipe = tmp_path / "r.toml"
+    recipe.write_text('[edges]\nfiles = "e.csv"\nskip = 2\n')
+    for refused in (lambda: forecast(recipe), lambda: prepare(recipe, tmp_path / "out")):
+        with pytest.raises(DataError, match=r"^e\.csv:2: a quote opens in this line"):
+            refused()
+    recipe.write_text('[edges]\nfiles = "e.csv"\nskip = 2\nquote = ""\n')
+    assert prepare(recipe, tmp_path / "out").edges_stored == 2
+    (tmp_path / "e.csv").write_text('# 5" screw, "all"\n\nsrc,dst\na,b\nb,c\n')
+    recipe.write_text('[edges]\nfiles = "e.csv"\nskip = 2\n')
+    assert prepare(recipe, tmp_path / "out", overwrite=True).edges_stored == 2

@@ -119,7 +119,8 @@ class Slab:
         first = round_up(self.base + start, page) - self.base
         last = (self.base + end) // page * page - self.base
         if advice is not None and last > first:
-            with contextlib.suppress(OSError):  # a system without huge pages
+            # a system without huge pages refuses advice about them
+            with contextlib.suppress(*[OSError] * (advice != mmap.MADV_DONTNEED)):
                 self.map.madvise(advice, first, last - first)
 
     @staticmethod

@@ -328,7 +328,7 @@ def distribute(
 
 @kernel
 def count_isolated(counts: Any, least: Any, first_row: Any, touched: Any) -> Any:
-    """Rows of no more than `least` entries whose nodes are not marked."""
+    """Rows of `least` entries, the fewest there can be, whose nodes are not marked."""
     count = 0
     for i in range(len(counts)):
         node = first_row + i

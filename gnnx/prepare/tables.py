@@ -376,7 +376,8 @@ def rows_of(text: str, path: Path, table: Table, most: int | None = None) -> lis
     quoting: dict[str, Any] = {"quotechar": table.quote or None}
     if not table.quote:
         quoting["quoting"] = csv.QUOTE_NONE
-    lines = itertools.islice(io.StringIO(text.removeprefix("\ufeff"), newline=""), table.skip, None)
+    lines = io.StringIO(text.removeprefix("\ufeff"), newline="")
+    _check_skipped([*itertools.islice(lines, table.skip)], path, table)
     limit = csv.field_size_limit()  # of the whole process, 128 KiB by default
     csv.field_size_limit(max(limit, len(text)))
     try:
@@ -386,6 +387,20 @@ def rows_of(text: str, path: Path, table: Table, most: int | None = None) -> lis
         raise DataError(f"{path.name}: {error}", "Correct the file.") from None
     finally:
         csv.field_size_limit(limit)
+
+
+def _check_skipped(lines: list[str], path: Path, table: Table) -> None:
+    """Refuse a line to be skipped in which a quote opens: DuckDB would skip all of the field."""
+    if not table.quote:
+        return
+    for number, line in enumerate(lines, 1):
+        opens = line.startswith(table.quote) or delimiter_of(path, table) + table.quote in line
+        if opens and line.count(table.quote) % 2:
+            raise DataError(
+                f"{path.name}:{number}: a quote opens in this line, which is skipped, and does not "
+                "close",
+                'Take the line out of the file, or give quote = "" if no field is quoted.',
+            )
 
 
 def first_line(path: Path, table: Table) -> int:
