@@ -368,7 +368,11 @@ def test_ahead_waits_for_the_very_job_whose_result_is_asked_for_when_interrupted
         yield int
 
     interrupter = threading.Thread(target=interrupt)
-    with pytest.raises(KeyboardInterrupt):
-        next(threads.ahead(jobs(), 1))
-    assert ended.is_set()
-    interrupter.join()
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's jobs ignore it
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            next(threads.ahead(jobs(), 1))
+        assert ended.is_set()
+        interrupter.join()
+    finally:
+        signal.signal(signal.SIGINT, before)
