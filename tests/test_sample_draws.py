@@ -297,7 +297,7 @@ def test_a_wait_has_an_end(path):
 
     with gnnx.open(path, memory="64MiB") as dataset:
         draws = drawing(dataset, (3,), [STEPS], batch=never, timeout_s=2)
-        with pytest.raises(RunError, match="drawing for steps 0 to 8 has not ended"):
+        with pytest.raises(RunError, match=f"taking the seeds of {STEPS} steps has not ended"):
             draws.of(0)
         go_on.set()
         draws.close()

@@ -250,6 +250,7 @@ class Draws:
     def _draw(self, steps: int) -> list[_Hop]:
         """Draw for the next so many batches."""
         begin = self._num_covered
+        self._stage = f"taking the seeds of {steps} steps"
         seeds, keys = zip(*(self._batch(begin + i) for i in range(steps)), strict=True)
         self._stage = f"drawing for steps {keys[0].step} to {keys[-1].step}"
         nodes = list(map(self._frontier, seeds))
