@@ -17,8 +17,7 @@ def main() -> None:
     try:
         interrupts.meet()
         # Threads of OpenMP that wait for each other in a loop take the cores from those that read
-        # and draw: epochs out of core took a third more CPU seconds (docs/outofcore.md). OpenMP
-        # looks at it once, when torch is loaded.
+        # and draw (docs/outofcore.md). OpenMP looks at it once, when torch is loaded.
         os.environ.setdefault("OMP_WAIT_POLICY", "passive")
         _open_streams()
         _check_folder()
