@@ -9,8 +9,6 @@ from typing import NoReturn
 from gnnx import interrupts
 from gnnx.errors import GnnxError, ResourceError, UsageError
 
-_INTERRUPTED = 130  # 128 + SIGINT, as shells have it
-
 
 def main() -> None:
     """Run the command line; requests to end are met before anything else is imported."""
@@ -27,7 +25,7 @@ def main() -> None:
     except KeyboardInterrupt:
         _end_interrupted()
     except SystemExit as end:  # Typer itself meets interrupts while a verb runs
-        if end.code == _INTERRUPTED:
+        if end.code == interrupts.INTERRUPTED:
             _end_interrupted()
         raise
     except OSError as error:  # of the answer: a verb explains its own
@@ -44,7 +42,7 @@ def _end_interrupted() -> NoReturn:
     with contextlib.suppress(OSError):
         sys.stdout.flush()
         sys.stderr.flush()
-    os._exit(_INTERRUPTED)
+    os._exit(interrupts.INTERRUPTED)
 
 
 def _fail(error: GnnxError) -> NoReturn:

@@ -22,7 +22,6 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from gnnx import interrupts
 from gnnx.errors import BudgetError, DataError, GnnxError, ResourceError, RunError, UsageError
 
 if TYPE_CHECKING:
@@ -103,12 +102,9 @@ def guarded(verb: Callable[..., Answer]) -> Callable[..., None]:
         try:
             with _logging(quiet=options.get("quiet", True)):
                 answer = verb(*args, **options)
-            interrupts.check()
         except (BrokenPipeError, typer.Exit):
             raise
         except Exception as error:
-            if interrupts.were_met():
-                raise KeyboardInterrupt from error
             _fail(verb.__name__, error, as_json=as_json)
         if as_json:
             _print_document(verb.__name__, answer.document)

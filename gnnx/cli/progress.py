@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 from rich.progress import BarColumn, Progress, ProgressColumn, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
-from gnnx import interrupts
 from gnnx.cli.frame import stderr
 
 if TYPE_CHECKING:
@@ -55,7 +54,7 @@ def shown(*, quiet: bool) -> Iterator[Report]:
 
 
 def _silent(_stage: str, _done: int, _total: int) -> None:
-    interrupts.check()
+    pass
 
 
 class Lines:
@@ -71,7 +70,6 @@ class Lines:
 
     def __call__(self, stage: str, done: int, total: int) -> None:
         """Print a line, unless the last one is too recent."""
-        interrupts.check()
         with self._lock:
             now = self._clock()
             if stage != self._stage:
@@ -96,7 +94,6 @@ class _Bars:
         self._tasks: dict[str, TaskID] = {}
 
     def __call__(self, stage: str, done: int, total: int) -> None:
-        interrupts.check()
         with self._lock:
             task = self._tasks.get(stage)
             if task is None:
