@@ -443,6 +443,20 @@ def belady_fetches(batches, windows, pinned, capacity):
     return fetched
 
 
+def least_fetches(batches, capacity):
+    """Rows that any cache fetches: after a batch, those stay whose next use is nearest."""
+    held, fetched = set(), 0
+    for i, batch in enumerate(batches):
+        fetched += len(set(batch) - held)
+
+        def next_use(row, now=i):
+            later = (j for j in range(now + 1, len(batches)) if row in batches[j])
+            return next(later, len(batches))
+
+        held = set(sorted(held | set(batch), key=next_use)[:capacity])
+    return fetched
+
+
 def roc_auc(scores, positive):
     """Share of pairs in order, pair by pair; a tie is half a pair."""
     above = [s for s, p in zip(scores, positive, strict=True) if p]

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from gnnx.random import GAMMA, mix
 from gnnx.threads import inlined, kernel
 
 WORD = 64  # bits of a word
@@ -443,3 +444,110 @@ def histogram_kernel(scores: Any, bits: Any, counts: Any, sums: Any) -> None:
             bin_ = _magnitude(bits[i]) >> np.uint32(20)
             counts[bin_] += 1
             sums[bin_] += scores[i]
+
+
+# uses of rows in an epoch: entry ``step * num_rows + row``
+
+
+@inlined
+def _hash(row: Any) -> Any:
+    return np.int64(mix(np.uint64(row) + np.uint64(GAMMA)) >> np.uint64(32))
+
+
+@kernel
+def follow_kernel(rows: Any, done: Any, base: Any, threshold: Any, entries: Any,
+                  count: Any) -> Any:  # fmt: skip
+    """Enter the uses of rows from number `done` on; the rows done, and the entries then."""
+    for i in range(done, rows.shape[0]):
+        if _hash(rows[i]) < threshold:
+            if count == entries.shape[0]:
+                return i, count
+            entries[count] = base + rows[i]
+            count += 1
+    return rows.shape[0], count
+
+
+@kernel
+def thin_kernel(entries: Any, count: Any, num_rows: Any, threshold: Any) -> Any:
+    """Keep the entries of rows whose hash is below a threshold; how many they are."""
+    n = 0
+    for i in range(count):
+        if _hash(entries[i] % num_rows) < threshold:
+            entries[n] = entries[i]
+            n += 1
+    return n
+
+
+@kernel
+def by_row_kernel(entries: Any, num_rows: Any, order: Any) -> None:
+    """Give each entry a key that sorts by row, then by number."""
+    for i in range(entries.shape[0]):
+        order[i] = entries[i] % num_rows * entries.shape[0] + i
+
+
+@kernel
+def following_kernel(order: Any, following: Any) -> None:
+    """Find the next use of each entry's row, or the number of entries, from the sorted keys."""
+    size = order.shape[0]
+    for i in range(size):
+        is_last = i + 1 == size or order[i + 1] // size != order[i] // size
+        following[order[i] % size] = size if is_last else order[i + 1] % size
+
+
+@kernel
+def belady_kernel(entries: Any, following: Any, num_rows: Any, capacity: Any, heap: Any,
+                  kept: Any) -> Any:  # fmt: skip
+    """Count the entries whose row is not held, by Belady's rule between one step and the next.
+
+    The heap has the next uses of rows, the farthest first; past ones sink, and are not taken out.
+    """
+    size = held = fetched = 0
+    begin = 0
+    kept[:] = False
+    while begin < entries.shape[0]:
+        step = entries[begin] // num_rows
+        end = begin
+        while end < entries.shape[0] and entries[end] // num_rows == step:
+            held -= kept[end]
+            fetched += not kept[end]
+            end += 1
+        for i in range(begin, end):
+            if following[i] == entries.shape[0]:
+                continue
+            kept[following[i]] = True
+            held += 1
+            size = _push(heap, size, following[i])
+            if held > capacity:
+                kept[heap[0]] = False
+                held -= 1
+                size = _pop(heap, size)
+        begin = end
+    return fetched
+
+
+@inlined
+def _push(heap: Any, size: Any, value: Any) -> Any:
+    """Add a value to a heap with the largest on top; its size then."""
+    i = size
+    while i and heap[(i - 1) // 2] < value:
+        heap[i] = heap[(i - 1) // 2]
+        i = (i - 1) // 2
+    heap[i] = value
+    return size + 1
+
+
+@inlined
+def _pop(heap: Any, size: Any) -> Any:
+    """Drop the largest; the size then."""
+    size -= 1
+    value, i = heap[size], 0
+    while True:
+        child = 2 * i + 1
+        if child + 1 < size and heap[child + 1] > heap[child]:
+            child += 1
+        if child >= size or heap[child] <= value:
+            break
+        heap[i] = heap[child]
+        i = child
+    heap[i] = value
+    return size
