@@ -443,17 +443,22 @@ def belady_fetches(batches, windows, pinned, capacity):
     return fetched
 
 
-def least_fetches(batches, capacity):
-    """Rows that any cache fetches: after a batch, those stay whose next use is nearest."""
-    held, fetched = set(), 0
-    for i, batch in enumerate(batches):
-        fetched += len(set(batch) - held)
+def least_fetches(batches, capacity, held=(), spare=0):
+    """Rows that any cache fetches; at first it has those held, and some others that it chooses."""
 
-        def next_use(row, now=i):
-            later = (j for j in range(now + 1, len(batches)) if row in batches[j])
+    def nearest(rows, now, count):
+        def next_use(row):
+            later = (j for j in range(now, len(batches)) if row in batches[j])
             return next(later, len(batches))
 
-        held = set(sorted(held | set(batch), key=next_use)[:capacity])
+        return set(sorted(rows, key=next_use)[:count])
+
+    others = set().union(*batches) - set(held)
+    held = nearest({*held, *nearest(others, 0, spare)}, 0, capacity)
+    fetched = 0
+    for i, batch in enumerate(batches):
+        fetched += len(set(batch) - held)
+        held = nearest(held | set(batch), i + 1, capacity)
     return fetched
 
 

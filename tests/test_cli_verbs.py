@@ -131,7 +131,7 @@ def test_train_document_has_its_keys(graph):
                 "rows_from_disk",
             ),
             *("rows_from_packs", "windows", "disk_read_bytes", "disk_written_bytes", "fill_bytes"),
-            *("feature_read_bytes", "feature_reads", "amplification", "reads_per_s"),
+            *("feature_read_bytes", "feature_reads", "amplification", "reads_per_s", "rows_least"),
         }
     ]
     assert set(document["memory"]) == {

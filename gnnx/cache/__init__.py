@@ -2,7 +2,8 @@
 
 Policies and plans are pure functions of ids, counts and sizes: `access`, `plan`, `strategy`,
 `draws`. The rest moves bytes: `features` keeps rows, `staging` and `packs` bring those of a window
-of batches, `lookahead` makes windows ahead of the batches, `arrange` shares out the memory.
+of batches, `lookahead` makes windows ahead of the batches, `arrange` shares out the memory, and
+`bound` tells how few rows an epoch could have read.
 """
 
 from gnnx.cache.access import (
@@ -14,6 +15,7 @@ from gnnx.cache.access import (
     typed_access,
 )
 from gnnx.cache.arrange import Arrangement, Decision, Demands, arrange, decide
+from gnnx.cache.bound import BeladyBound, bound_bytes
 from gnnx.cache.draws import DrawNeeds, DrawPlan, choose_draws
 from gnnx.cache.features import AccessCounts, FeatureCache, overhead_bytes
 from gnnx.cache.forecast import Forecast, forecast
@@ -35,6 +37,7 @@ from gnnx.cache.typed import (
 __all__ = [
     "AccessCounts",
     "Arrangement",
+    "BeladyBound",
     "Decision",
     "Demand",
     "Demands",
@@ -57,6 +60,7 @@ __all__ = [
     "access_bytes",
     "arrange",
     "arrange_typed",
+    "bound_bytes",
     "choose",
     "choose_draws",
     "decide",

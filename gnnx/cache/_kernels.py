@@ -495,21 +495,30 @@ def following_kernel(order: Any, following: Any) -> None:
 
 
 @kernel
-def belady_kernel(entries: Any, following: Any, num_rows: Any, capacity: Any, heap: Any,
-                  kept: Any) -> Any:  # fmt: skip
+def belady_kernel(entries: Any, following: Any, num_rows: Any, capacity: Any, spare: Any,
+                  heap: Any, kept: Any) -> Any:  # fmt: skip
     """Count the entries whose row is not held, by Belady's rule between one step and the next.
 
+    Entries of steps below 0 cost nothing, nor do the first uses of `spare` rows that have none.
     The heap has the next uses of rows, the farthest first; past ones sink, and are not taken out.
     """
     size = held = fetched = 0
     begin = 0
     kept[:] = False
+    for i in range(entries.shape[0]):
+        if following[i] < entries.shape[0]:
+            kept[following[i]] = True  # for now: it is not the first use
+    for i in range(entries.shape[0]):
+        kept[i] = not kept[i] and entries[i] >= 0 and held < min(spare, capacity)
+        if kept[i]:
+            held += 1
+            size = _push(heap, size, i)
     while begin < entries.shape[0]:
         step = entries[begin] // num_rows
         end = begin
         while end < entries.shape[0] and entries[end] // num_rows == step:
             held -= kept[end]
-            fetched += not kept[end]
+            fetched += step >= 0 and not kept[end]
             end += 1
         for i in range(begin, end):
             if following[i] == entries.shape[0]:

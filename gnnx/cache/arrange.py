@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from gnnx.cache.access import access_bytes, every, expected_access, expected_pages, hottest
+from gnnx.cache.bound import BeladyBound, bound_bytes, entries_within
 from gnnx.cache.draws import DrawNeeds, DrawPlan, choose_draws
 from gnnx.cache.features import FeatureCache
 from gnnx.cache.plan import HostNeeds, HostPlan, plan, split
-from gnnx.cache.strategy import Demand, Kind, Strategy, choose
+from gnnx.cache.strategy import Demand, Kind, Strategy, choose, held_bytes
 from gnnx.memory import Tier
 from gnnx.store import PAGE_BYTES, calibrate
 
@@ -74,6 +75,8 @@ class Decision:
     """How batches draw together where the sources do not stay; None where each does by itself."""
     all_rows: bool
     """Whether all rows stay."""
+    bound_entries: int = 0
+    """Of `BeladyBound`; 0 where there is none."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -88,6 +91,8 @@ class Arrangement:
     """How batches draw together; None where each does by itself."""
     keep_seeds: bool
     """Whether there is room for the seeds."""
+    bound: BeladyBound | None
+    """Tells how few rows an epoch could have read; None where all stay, or room is short."""
 
 
 def decide(dataset: Dataset, demands: Demands) -> Decision:
@@ -125,11 +130,16 @@ def decide(dataset: Dataset, demands: Demands) -> Decision:
         return Decision(shared, strategy, None, None, None, None, all_rows=True)
     if free is None or access_bytes(graph.num_nodes) > free:
         return Decision(shared, one_by_one, None, None, None, None, all_rows=False)
+    # by the budget, not by what is free: a plan that is made before finds the same
+    budget = ledger.budget.host or 0
+    bound_entries = entries_within(budget) if demands.keep_rows else 0
+    reserved = bound_bytes(bound_entries)
+    free -= reserved
     drawn = len(demands.fanouts) > 0  # whole parts are read as ranges, which pages do not serve
     pinned = shared.topology
     if pinned == sum(needs.topology) and access_bytes(graph.num_nodes) <= free - pinned:
         graph.pin(pinned)  # beside any batches and any ranking: each hop of it would read the graph
-        free, paged = ledger.free_bytes(Tier.HOST) or 0, None
+        free, paged = (ledger.free_bytes(Tier.HOST) or 0) - reserved, None
     else:
         pinned, paged = 0, _paged(graph, demands, free) if drawn else None
     scores = expected_access(graph, demands.seeds, demands.fanouts, demands.batch_size)
@@ -182,7 +192,9 @@ def decide(dataset: Dataset, demands: Demands) -> Decision:
     most = (free - ranked) // np.dtype(np.int64).itemsize - 64
     count = min(strategy.num_kept, int(np.count_nonzero(scores)), most)
     strategy = dataclasses.replace(strategy, num_kept=count if demands.keep_rows else 0)
-    return Decision(shared, strategy, demand, scores, pages, draws, all_rows=False)
+    return Decision(
+        shared, strategy, demand, scores, pages, draws, all_rows=False, bound_entries=bound_entries
+    )
 
 
 def arrange(dataset: Dataset, demands: Demands) -> Arrangement:
@@ -214,13 +226,21 @@ def arrange(dataset: Dataset, demands: Demands) -> Arrangement:
         ids = np.empty(0, np.int64)
     else:
         ids = hottest(decision.scores, strategy.num_kept, ledger)
-    pages, draws = decision.pages, decision.draws
+    pages, draws, entries = decision.pages, decision.draws, decision.bound_entries
     del decision  # the scores' bytes are the graph's and the rows'
     dataset.graph.pin(shared.topology)
     if pages is not None:
         dataset.graph.keep_pages(pages)
         del pages
-    return Arrangement(FeatureCache(source, ids, ledger), strategy, draws, shared.seeds > 0)
+    bound = None
+    if entries:
+        held = held_bytes(strategy, source.num_rows, source.row_bytes)
+        capacity = held // max(1, source.row_bytes)  # of all that is held for rows
+        # windows may have rows that the epoch before has read; packs hold none
+        spare = capacity - strategy.num_kept if strategy.kind == "windows" else 0
+        bound = BeladyBound(source.num_rows, entries, capacity, ledger, spare=spare)
+    features = FeatureCache(source, ids, ledger)
+    return Arrangement(features, strategy, draws, shared.seeds > 0, bound)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

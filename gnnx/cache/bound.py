@@ -24,11 +24,18 @@ if TYPE_CHECKING:
 
 _ENTRY_BYTES = 4 * 8 + 1  # a use, its place by row, the next use, the heap, a flag
 _ALL = 1 << 32  # hashes
+_SHARE, _FEWEST, _MOST = 256, 64, 1 << 16  # 2 MiB follow an epoch to within a percent
+
+
+def entries_within(budget: int) -> int:
+    """Entries of a bound that takes a small part of so many HOST bytes; 0 where too few."""
+    count = min(_MOST, budget // _SHARE // _ENTRY_BYTES)
+    return count if count >= _FEWEST else 0
 
 
 def bound_bytes(num_entries: int) -> int:
     """HOST bytes of a bound with so many entries, at most."""
-    return num_entries * _ENTRY_BYTES + 2 * 64
+    return num_entries * _ENTRY_BYTES + 2 * 64 if num_entries else 0
 
 
 class BeladyBound:
@@ -42,9 +49,13 @@ class BeladyBound:
     num_rows
         N.
     num_entries
-        S; about 1 / sqrt(S) is the relative error.
+        S, at least 1; about 1 / sqrt(S) is the relative error.
+    capacity
+        Rows that the cache holds from one step to the next.
     ledger
-        Where they come from (HOST, owner "cache").
+        Where entries come from (HOST, owner "cache").
+    spare
+        Rows that it may hold before the first step, whichever it likes, beside those of `hold`.
 
     Raises
     ------
@@ -52,13 +63,31 @@ class BeladyBound:
         HOST does not hold `bound_bytes`.
     """
 
-    def __init__(self, num_rows: int, num_entries: int, ledger: Ledger) -> None:
+    def __init__(
+        self, num_rows: int, num_entries: int, capacity: int, ledger: Ledger, *, spare: int = 0
+    ) -> None:
+        self._capacity, self._spare = capacity, spare
         self._num_rows, self._ledger = num_rows, ledger
         # the others are of `least_fetched`, which must not want for room at the end of an epoch
         self._entries, *self._work = ledger.empty((4, num_entries), np.int64, Tier.HOST, "cache")
         self._kept = ledger.empty(num_entries, np.bool_, Tier.HOST, "cache")
         self._count, self._threshold = 0, _ALL
         self._lock = threads.Lock()
+
+    def begin(self) -> None:
+        """Forget all, for another epoch."""
+        with self._lock:
+            self._count, self._threshold = 0, _ALL
+
+    def hold(self, rows: NDArray[np.int64]) -> None:
+        """Let rows be in the cache before the first step.
+
+        Parameters
+        ----------
+        rows
+            (R,) int64, distinct, in this call and those before.
+        """
+        self._enter(-self._num_rows, rows)
 
     def add(self, step: int, rows: NDArray[np.int64]) -> None:
         """Take in what a step wants.
@@ -70,7 +99,9 @@ class BeladyBound:
         rows
             (R,) int64, distinct.
         """
-        base = step * self._num_rows
+        self._enter(step * self._num_rows, rows)
+
+    def _enter(self, base: int, rows: NDArray[np.int64]) -> None:
         with self._lock:
             done = 0
             while True:
@@ -84,13 +115,8 @@ class BeladyBound:
                     self._entries, self._count, self._num_rows, self._threshold
                 )
 
-    def least_fetched(self, capacity: int) -> int:
-        """Estimate the rows that any cache fetches in these steps, empty at first.
-
-        Parameters
-        ----------
-        capacity
-            Rows that the cache holds from one step to the next.
+    def least_fetched(self) -> int:
+        """Estimate the rows that any cache fetches in these steps.
 
         Returns
         -------
@@ -107,6 +133,12 @@ class BeladyBound:
             order.sort()
             _kernels.following_kernel(order, following)
             fetched: int = _kernels.belady_kernel(
-                entries, following, self._num_rows, round(capacity * share), heap, kept
+                entries,
+                following,
+                self._num_rows,
+                round(self._capacity * share),
+                round(self._spare * share),
+                heap,
+                kept,
             )
         return round(fetched / share)

@@ -211,6 +211,14 @@ class FeatureCache(FeatureStore):
         self._kept = kept
         self.fill_bytes += self.num_kept * self.row_bytes
 
+    def held(self) -> Iterator[NDArray[np.int64]]:
+        """List the rows that are held now, ascending, some at a time."""
+        start, left = 0, self.num_kept if self.is_filled else 0
+        while left:
+            ids, start = self.rows.ids(start, min(left, _FILL_ROWS))
+            left -= len(ids)
+            yield ids
+
     def release(self) -> None:
         """Give the bytes of the rows back; until `fill`, every row comes from the source."""
         self._kept = None

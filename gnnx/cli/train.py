@@ -345,8 +345,9 @@ def plan_table(plan: "Plan", report: "TrainReport | None") -> Table:
         ("rows asked for", plan.rows_requested, epoch and epoch.rows_requested),
         ("rows from the features' file", plan.rows_from_disk, epoch and epoch.rows_from_disk),
         ("rows from packs", plan.rows_from_packs, epoch and epoch.rows_from_packs),
+        ("of both, by Belady's bound", None, epoch and epoch.rows_least),
     ):
-        row(name, f"{planned:,}", None if fact is None else f"{fact:,}")
+        row(name, "" if planned is None else f"{planned:,}", None if fact is None else f"{fact:,}")
     for name, planned, read in (
         ("read from disk", plan.disk_read_bytes, epoch and epoch.disk_read_bytes),
         ("written to disk", plan.disk_written_bytes, epoch and epoch.disk_written_bytes),

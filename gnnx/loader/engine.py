@@ -21,7 +21,15 @@ import numpy as np
 import torch
 
 from gnnx import ops, threads
-from gnnx.cache import Demands, DrawPlan, Lookahead, Strategy, WindowCounts, arrange
+from gnnx.cache import (
+    BeladyBound,
+    Demands,
+    DrawPlan,
+    Lookahead,
+    Strategy,
+    WindowCounts,
+    arrange,
+)
 from gnnx.errors import BudgetError, GnnxError, RunError, UsageError
 from gnnx.graph import MiniBatch
 from gnnx.loader.ahead import Ahead
@@ -84,6 +92,11 @@ class EpochStats:
     rows_from_disk: int
     """Rows read from the file of features; a window reads a row once for all of its batches, and
     counts in their epoch."""
+    rows_least: int | None
+    """Estimate of the rows from disk, packs included, that no cache of as many HOST bytes could
+    have spared, which begins with the rows that stay, and with any others in the place of windows
+    in memory: Belady's rule (`gnnx.cache.BeladyBound`). None where all rows stay, where the budget
+    does not hold a bound, and of a pass over a part of the epoch."""
     feature_read_bytes: int
     """Bytes of the reads of them: whole blocks, and gaps where reading on was cheaper. Also those
     made while the epoch before ran."""
@@ -103,7 +116,8 @@ class EpochStats:
     def __add__(self, other: EpochStats) -> EpochStats:
         """Join what two passes over parts of an epoch did."""
         pairs = zip(dataclasses.astuple(self), dataclasses.astuple(other), strict=True)
-        return EpochStats(*(one + another for one, another in pairs))
+        joined: list[Any] = [None if None in pair else sum(pair) for pair in pairs]
+        return EpochStats(*joined)
 
 
 class Loader:
@@ -238,6 +252,7 @@ class Loader:
         self._features: Any = None
         self._strategy = _ONE_BY_ONE
         self._draws: DrawPlan | None = None
+        self._bound: BeladyBound | None = None
         self._filled = 0  # bytes read to fill the cache, of those that a report has shown
         self._ahead = prefetch  # batches beside the current one, as the budgets allow
         self._crowded = False  # whether HOST holds a batch only without the cache
@@ -264,7 +279,8 @@ class Loader:
                 _log.warning(
                     "The feature cache stays empty in epoch %d: %s", self.epoch, error.cause
                 )
-        return self._run(_Epoch(self.epoch, first, len(self), self.dataset, features))
+        epoch = _Epoch(self.epoch, first, len(self), self.dataset, features, self._bound)
+        return self._run(epoch)
 
     @property
     def stats(self) -> EpochStats | None:
@@ -357,6 +373,7 @@ class Loader:
         if arranged.keep_seeds:
             self._seeds.keep(self._ledger)
         self._strategy, self._draws = arranged.strategy, arranged.draws
+        self._bound = arranged.bound
         return arranged.features
 
     @property
@@ -551,6 +568,7 @@ class Loader:
         sampled = time.perf_counter()
         progress.enter("fetching features")
         x, fetched = self._fetch(ahead, number, blocks), time.perf_counter()
+        epoch.take_note(key.step, blocks)
         if self.trace is not None:
             self.trace.add("sample", begin, sampled, epoch=key.epoch, step=key.step)
             self.trace.add("fetch", sampled, fetched, epoch=key.epoch, step=key.step)
@@ -614,10 +632,17 @@ class _Epoch:
     """One pass over the split: what is in preparation, and what it has taken so far."""
 
     def __init__(
-        self, number: int, first: int, num_steps: int, dataset: Dataset, features: FeatureCache
+        self,
+        number: int,
+        first: int,
+        num_steps: int,
+        dataset: Dataset,
+        features: FeatureCache,
+        bound: BeladyBound | None,
     ) -> None:
         self.number, self.first, self.num_steps = number, first, num_steps
         self.features, self._io = features, dataset.io
+        self._bound = bound
         self.ahead: Ahead  # from the first step on
         self.windows = WindowCounts()  # of those given up, less those of the epochs before
         self.jobs: collections.deque[_Job] = collections.deque()
@@ -645,6 +670,15 @@ class _Epoch:
         self.windows -= ahead.rows.counts
         self._before = self._read()
         self._features_before = ahead.read_before(self.number)
+        if self._bound is not None:
+            self._bound.begin()
+            for rows in self.features.held():
+                self._bound.hold(rows)
+
+    def take_note(self, step: int, blocks: list[Any]) -> None:
+        """Enter what a step wants in the bound."""
+        if self._bound is not None:
+            self._bound.add(step, blocks[0].src_id.numpy())
 
     def number_of(self, step: int) -> int:
         """Give the number of a step's batch, counted on from epoch to epoch."""
@@ -653,7 +687,10 @@ class _Epoch:
     def end(self, *, close: bool) -> None:
         """Count no longer, and give back what was made ahead unless the next epoch has it."""
         self.windows += self.ahead.close() if close else self.ahead.rows.counts
-        self._final = self._count(self.windows)
+        least = None
+        if self._bound is not None and self.num_done == self.num_steps:
+            least = self._bound.least_fetched()
+        self._final = dataclasses.replace(self._count(self.windows), rows_least=least)
         del self.ahead  # it knows the loader, which knows the last pass
 
     def stats(self) -> EpochStats:
@@ -682,6 +719,7 @@ class _Epoch:
             rows_hit=asked.rows_hit + shared,
             rows_from_packs=windows.rows_unpacked,
             rows_from_disk=one_by_one + windows.rows_read,
+            rows_least=None,
             feature_read_bytes=read_bytes,
             feature_reads=read.num_reads - self._features_before.num_reads,
             disk_read_bytes=read_bytes + now.other_bytes - before.other_bytes,

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from gnnx import inference, threads
-from gnnx.cache import decide, forecast, held_bytes
+from gnnx.cache import bound_bytes, decide, forecast, held_bytes
 from gnnx.errors import ResourceError
 from gnnx.inference.pieces import piece_bytes
 from gnnx.loader import HeteroLoader
@@ -159,6 +159,8 @@ class _Decided:
     """Bytes of the graph that stay, pages included."""
     tables: tuple[_Table, ...]
     """None where no type has features."""
+    bound_bytes: int = 0
+    """Of what tells how few rows could have been read."""
     draws: DrawPlan | None = None
     """How batches draw together from a graph on disk."""
 
@@ -187,13 +189,14 @@ def _decide(loader: Loader) -> _Decided:
     decision = decide(dataset, loader.demands)
     shared, pages, draws = decision.shared, decision.pages, decision.draws
     table = _Table(dataset.features, decision.strategy, decision.demand)
+    bound = bound_bytes(decision.bound_entries)
     del decision  # the scores' bytes
     dataset.graph.pin(shared.topology)
     topology = shared.topology
     if pages is not None:
         dataset.graph.keep_pages(pages)
         topology += dataset.graph.page_bytes(len(pages))
-    return _Decided(shared, topology, (table,), draws)
+    return _Decided(shared, topology, (table,), bound, draws)
 
 
 def make_plan(
@@ -278,6 +281,7 @@ def make_plan(
             "topology": decided.topology,
             "draws": 0 if draws is None else draws.held_bytes,
             "feature rows": kept,
+            "bound of reads": decided.bound_bytes,
             kind if kind != "rows" else "row index": max(0, lookahead - kept),
         },
         host_budget_bytes=ledger.budget.host,

@@ -42,6 +42,9 @@ class EpochReport:
     """Read before the epoch to fill the cache, which evaluation empties where HOST is short."""
     amplification: float | None
     reads_per_s: float
+    rows_least: int | None = None
+    """Belady's bound of rows from disk and packs (`EpochStats.rows_least`); None also for an epoch
+    that was resumed inside."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -339,6 +339,7 @@ class Trainer:
             eval_s=eval_s,
             amplification=self._amplification(part),
             reads_per_s=part.stats["feature_reads"] / max(1e-9, part.seconds),
+            rows_least=self.loader.stats.rows_least,
             **part.stats,
         )
         state.add(report, self.model)
