@@ -43,7 +43,8 @@ PACK_COST = 3.0
 _GAIN = 0.75
 _SPREAD = 1.03  # a window's rows beside those expected; where they are more, it is shorter
 _NUM_BINS = 1 << 11
-_LARGEST_PIECE, _SMALLEST_PIECE = 16 << 20, 64 << 10
+_LARGEST_PIECE, _SMALLEST_PIECE = 64 << 20, 64 << 10
+_PIECE_SHARES = (64, 32, 16, 8)  # of the room; three are held
 
 
 @dataclasses.dataclass(frozen=True)
@@ -132,11 +133,9 @@ def choose(
     best = _rows(case)
     bar = best.cost_bytes * (_GAIN if "rows" in kinds else np.inf)
     for steps in candidates(num_steps):
-        found = [
-            _windows(case, steps),
-            _packs(case, steps, disk_bytes),
-        ]
-        for strategy in found:
+        pieces = {_piece_bytes(case.room // share) for share in _PIECE_SHARES}
+        found = [_packs(case, steps, piece, disk_bytes) for piece in sorted(pieces)]
+        for strategy in (_windows(case, steps), *found):
             if strategy and strategy.kind in kinds and strategy.cost_bytes < bar:
                 best, bar = strategy, strategy.cost_bytes
     return best
@@ -250,18 +249,26 @@ def _windows(case: _Case, steps: int) -> Strategy | None:
     return Strategy("windows", kept, steps, int(rows), id_bytes, cost)
 
 
-def _packs(case: _Case, steps: int, disk_bytes: int | None) -> Strategy | None:
+def _piece_bytes(wish: int) -> int:
+    return min(_LARGEST_PIECE, max(_SMALLEST_PIECE, wish))
+
+
+def _packs(case: _Case, steps: int, piece_bytes: int, disk_bytes: int | None) -> Strategy | None:
     demand, kept_bytes = case.demand, case.row_bytes + 8
-    piece_bytes = min(_LARGEST_PIECE, max(_SMALLEST_PIECE, case.room // 16))
     piece = max(1, piece_bytes // kept_bytes)
     room = case.room - overhead_bytes(case.num_rows) - pack_bytes(piece, steps, *case.shape)
     kept = _most(demand, room, kept_bytes, steps * case.ids)
     if kept is None:
         return None
-    batch_bytes = case.row_bytes * _at(demand, kept, demand.beyond(1))
+    batch_rows = _at(demand, kept, demand.beyond(1))
+    batch_bytes = case.row_bytes * batch_rows
     if disk_bytes is not None and 2 * steps * (_SPREAD * batch_bytes + _BLOCK) > disk_bytes:
         return None
+    # a piece has a write for each batch that fills a block in it: the longer the window, the
+    # shorter they are
+    writes = min(steps * batch_rows / piece, batch_bytes / _BLOCK)
     cost = _window_cost(case, kept, steps, carried=False) + PACK_COST * batch_bytes
+    cost += case.gap_bytes * writes
     return Strategy("packs", kept, steps, piece, room - kept * kept_bytes, cost)
 
 
