@@ -30,7 +30,6 @@ from gnnx.memory import Tier, format_bytes, parse_bytes, peak_rss_bytes
 from gnnx.nn import SAGE
 from gnnx.train import base_rss_bytes
 
-
 FIRST_IDS = "nodes/node/id"
 
 
@@ -69,7 +68,9 @@ def linear(dataset: gnnx.Dataset, seeds: Any, nodes: Any, batch_size: int) -> to
 def run(given: argparse.Namespace) -> dict[str, Any]:
     """Train both models on the same seeds, then compare them on the same test nodes."""
     torch.manual_seed(0)
-    with gnnx.open(given.dataset, memory=given.memory) as dataset:
+    with gnnx.open(
+        given.dataset, memory=given.memory, device_memory=given.device_memory
+    ) as dataset:
         base = base_rss_bytes(None, dataset)
         model = SAGE(dataset.num_features, 64, dataset.num_classes, 2)
         seeds = draw(dataset, "train", given.steps * given.batch_size, 0)
@@ -135,6 +136,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("dataset")
     parser.add_argument("--memory", default="1GiB")
+    parser.add_argument("--device-memory", help="what batches may take on top; default: no limit")
     parser.add_argument("--steps", type=int, default=200)
     parser.add_argument("--batch-size", type=int, default=1024)
     parser.add_argument("--clusters-per-batch", type=int, help="batches are so many whole parts")

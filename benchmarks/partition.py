@@ -7,13 +7,12 @@ usage: benchmarks/partition.py DATASET [--parts 8,16,32,64] [--methods random,st
 
 The first prints alpha, cut, balance and seconds of each method on the same graph: `kaminpar` as it
 comes, `refined` by gnnx (`gnnx partition --method quality` is the better of `refined` and
-`stream`); where pymetis is installed, `metis` with the volume of communication as its objective,
-and `metis-cut` with the edge cut, which takes minutes where the volume takes hours. The second
-makes an epoch of batches under a memory budget on the dataset, on its order by readers, and on its
-parts. The third prints time and memory;
-where there is no dataset, it makes the community graph of --nodes and --edges with one feature.
-The fourth makes its dataset, too: R-MAT with 0.57, 0.19, 0.19, 0.05, 4 million edges, in random
-order (Chakrabarti et al., 2004).
+`stream`); where pymetis is installed, `metis` with the volume of communication as its objective
+and `metis-cut` with the edge cut, which takes a tenth of its time. The second makes an epoch of
+batches under a memory budget on the dataset, on its order by readers, and on its parts. The third
+prints time and memory; where there is no dataset, it makes the community graph of --nodes and
+--edges with one feature. The fourth makes its dataset, too: R-MAT with 0.57, 0.19, 0.19, 0.05, 4
+million edges, in random order (Chakrabarti et al., 2004).
 """
 
 from __future__ import annotations
