@@ -43,7 +43,7 @@ def case(width, reduce):
 """
 COLUMNS = (
     *("graph", "width", "sum ms", "/torch", "/dgl", "mean/torch", "max/torch", "max/dgl"),
-    *("weighted/torch", "back/sum", "back/mean", "back/max", "bf16", "of copy"),
+    *("argmax/torch", "weighted/torch", "back/sum", "back/mean", "back/max", "bf16", "of copy"),
 )
 
 
@@ -116,6 +116,9 @@ def measure(
                 "gnnx sum bfloat16": lambda: ops.spmm(*csr, narrow),
                 "copy": lambda: out.copy_(x),
             }
+        if reduce == "max":  # torch keeps positions of edges where a gradient is asked for
+            asked = x.detach().requires_grad_()
+            calls["torch argmax"] = lambda: torch.sparse.mm(matrix, asked, theirs)
         made = {name: sides.timed(call, clock) for name, call in calls.items()}
         if peer is not None and reduce != "mean":
             made[f"dgl {reduce}"] = lambda: peer.seconds(width, reduce)
@@ -147,7 +150,8 @@ def row(name: str, graph: Graph, width: int, s: dict[str, float]) -> tuple[objec
     ms = 1e3 * s["gnnx sum"] if "gnnx sum" in s else "-"
     return (
         *(name, width, ms, than("torch", "sum"), than("dgl", "sum"), than("torch", "mean")),
-        *(than("torch", "max"), than("dgl", "max"), than("torch", "weighted")),
+        *(than("torch", "max"), than("dgl", "max")),
+        *(ratio("torch argmax", "gnnx max"), than("torch", "weighted")),
         *(ratio(f"gnnx {reduce} backward", f"gnnx {reduce}") for reduce in REDUCES),
         *(ratio("gnnx sum", "gnnx sum bfloat16"), share),
     )

@@ -3,7 +3,7 @@
 A large result is new memory from the system every time, and the first touch of its pages costs a
 quarter to a third of an spmm that fills them. Results of a training step are freed and asked for
 again in the next one: a ledger keeps their pages, never more than were held at once, and no more
-than an eighth of what was free at first. Where a run has a DEVICE budget, they also stay within
+than a quarter of what was free at first. Where a run has a DEVICE budget, they also stay within
 what its batches leave of that.
 """
 
@@ -61,7 +61,7 @@ def _make_room(size: int) -> bool:
 
 @functools.cache
 def _results() -> Ledger:
-    return Ledger(Budget(device=available_bytes() // 8))
+    return Ledger(Budget(device=available_bytes() // 4))
 
 
 os.register_at_fork(after_in_child=_results.cache_clear)  # its lock may be held by a lost thread
