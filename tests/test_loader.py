@@ -2,8 +2,6 @@
 
 import gc
 import hashlib
-import importlib
-import itertools
 import os
 import signal
 import subprocess
@@ -260,35 +258,6 @@ def test_every_row_is_accounted_for(path, lookahead):
         assert ahead.rows_hit + ahead.rows_from_packs == ahead.rows_requested
         assert ahead.disk_written_bytes == ahead.rows_from_packs * F * 4
         assert ahead.feature_read_bytes < 0.8 * alone.feature_read_bytes
-
-
-@pytest.mark.parametrize("lookahead", ["windows", "packs", None])
-def test_the_least_rows_are_those_of_beladys_rule(path, lookahead, monkeypatch):
-    """Each epoch against an oracle that sees its batches."""
-    module = importlib.import_module("gnnx.cache.arrange")  # the package has a function of its name
-    monkeypatch.setattr(module, "entries_within", lambda _: 1 << 13)  # follows all rows
-    with gnnx.open(path, memory="1536KiB", device_memory="64MiB") as opened:
-        loader = Loader(opened, (4, 3), 10, lookahead=lookahead)
-        loader.until = 2
-        for _ in range(2):
-            wanted = [set(batch.n_id.tolist()) for batch in loader]
-            stats, capacity = loader.stats, loader._bound._capacity
-            kept = np.concatenate(list(loader.features.held())).tolist()
-            assert 0 < len(kept) < N
-            spare = capacity - len(kept) if lookahead == "windows" else 0
-            assert stats.rows_least == oracles.least_fetches(wanted, capacity, kept, spare)
-            assert stats.rows_least <= stats.rows_from_disk + stats.rows_from_packs
-            assert stats.rows_least or spare  # so short an epoch may live on what was there
-        list(itertools.islice(loader, 5))
-        assert loader.stats.rows_least is None  # of a part of an epoch
-
-
-def test_no_bound_where_room_is_short_or_all_rows_stay(path):
-    for memory in ("500KiB", "64MiB"):
-        with gnnx.open(path, memory=memory, device_memory="64MiB") as opened:
-            loader = Loader(opened, (4, 3), 10)
-            list(loader)
-            assert loader.stats.rows_least is None
 
 
 @pytest.mark.parametrize("lookahead", ["windows", "packs"])
