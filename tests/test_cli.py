@@ -116,7 +116,7 @@ def test_options_are_frozen():
         " --overwrite --quiet --json",
         "prepare": "--features --labels --train --val --test --num-nodes"
         " --edge-weight --edge-attr --edge-time --undirected"
-        " --self-loops --duplicates --split --nonfinite --unlabeled --delimiter --layout"
+        " --self-loops --duplicates --split --dtype --nonfinite --unlabeled --delimiter --layout"
         " --root --remap --pickles --bad-lines --strict --dry-run"
         " --seed --memory --overwrite --quiet --json",
         "partition": "--parts --method --order --balance --imbalance --time-limit --seed --memory"

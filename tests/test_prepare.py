@@ -7,6 +7,7 @@ import json
 import numpy as np
 import pytest
 import scipy.sparse
+import torch
 
 import gnnx
 import oracles
@@ -284,6 +285,30 @@ def test_nonfinite_values_are_counted_by_column(run, raw, dtype):
     assert not arrays["x"].any()
 
 
+@pytest.mark.parametrize("wanted", ["float32", "float16", "bfloat16"])
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64", "bfloat16", "int16", "uint16"])
+def test_features_are_rounded_to_the_type_that_is_wanted(run, raw, dtype, wanted):
+    x = np.random.default_rng(0).uniform(-1000, 1000, (500, 3))
+    x = torch.from_numpy(np.abs(x) if dtype == "uint16" else x).to(getattr(torch, dtype))
+    stored = x.view(torch.int16).numpy().view("V2") if dtype == "bfloat16" else x.numpy()
+    write(raw / "e.txt", "0 1\n")
+    np.save(raw / "x.npy", stored)
+    report, arrays = run("e.txt", features="x.npy", dtype=wanted)
+    assert report.feature_dtype == wanted
+    expected = x.to(getattr(torch, wanted))
+    found = arrays["x"].view(np.int16 if wanted != "float32" else np.int32)
+    assert np.array_equal(found, expected.view(getattr(torch, found.dtype.name)).numpy())
+
+
+def test_features_that_a_type_does_not_hold(run, raw):
+    write(raw / "e.txt", "0 1\n")
+    np.save(raw / "x.npy", np.array([[1, 2], [3, 7e4]], np.float32))
+    with pytest.raises(DataError, match=r"^x.npy: 1 NaN or infinite value, in column 1, node 1"):
+        run("e.txt", features="x.npy", dtype="float16")
+    _, arrays = run("e.txt", features="x.npy", dtype="bfloat16")
+    assert arrays["x"].nbytes == 8
+
+
 @pytest.mark.parametrize(
     ("dtype", "stored"),
     [
@@ -502,7 +527,7 @@ def test_name_of_a_split_that_is_none(run, raw):
         run("e.txt", num_nodes=10, split="time")
 
 
-@pytest.mark.parametrize("option", ["self_loops", "duplicates", "nonfinite", "unlabeled"])
+@pytest.mark.parametrize("option", ["self_loops", "duplicates", "nonfinite", "unlabeled", "dtype"])
 def test_wrong_choice(run, raw, option):
     labelled(raw, 10)
     with pytest.raises(UsageError, match=rf"^{option} 'remove' is not a choice"):

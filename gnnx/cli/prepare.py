@@ -60,6 +60,10 @@ def prepare(
             help="Shares, such as 0.6,0.2,0.2, or per-class:20,30,rest.",
         ),
     ] = None,
+    dtype: Annotated[
+        Literal["source", "float32", "float16", "bfloat16"],
+        typer.Option(help="In what features are stored, rounded."),
+    ] = "source",
     nonfinite: Annotated[
         Literal["refuse", "keep", "zero"], typer.Option(help="Features that are NaN or infinite.")
     ] = "refuse",
@@ -124,6 +128,7 @@ def prepare(
             edge_time=edge_time,
             undirected=undirected,
             self_loops=self_loops,
+            dtype=dtype,
             root=root,
             memory=memory,
         )
@@ -145,6 +150,7 @@ def prepare(
             self_loops=self_loops,
             duplicates=duplicates,
             split=split,
+            dtype=dtype,
             nonfinite=nonfinite,
             unlabeled=unlabeled,
             delimiter=delimiter,

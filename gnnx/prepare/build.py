@@ -19,7 +19,7 @@ from gnnx.prepare.arrays import Workspace
 from gnnx.prepare.csr import WHOLE_BYTES, CsrBuilder, EdgeRules
 from gnnx.prepare.inputs import Inputs
 from gnnx.prepare.keyed import renumber
-from gnnx.prepare.nodes import labels_of, stored_dtype, write_features, write_labels
+from gnnx.prepare.nodes import FeatureDtype, labels_of, stored_dtype, write_features, write_labels
 from gnnx.prepare.origin import origin_of
 from gnnx.prepare.recipe import Options, Recipe
 from gnnx.prepare.report import Report
@@ -45,6 +45,7 @@ _CHOICES = {
     "nonfinite": ("refuse", "keep", "zero"),
     "unlabeled": ("refuse", "ignore"),
     "bad_lines": ("refuse", "drop"),
+    "dtype": ("source", "float32", "float16", "bfloat16"),
 }
 
 
@@ -66,6 +67,7 @@ def prepare(  # noqa: PLR0913 - each argument is an option of the verb
     self_loops: Literal["keep", "drop", "add"] = "keep",
     duplicates: Literal["keep", "drop", "sum"] = "keep",
     split: str | None = None,
+    dtype: FeatureDtype = "source",
     nonfinite: Nonfinite = "refuse",
     unlabeled: Literal["refuse", "ignore"] = "refuse",
     delimiter: str | None = None,
@@ -125,6 +127,9 @@ def prepare(  # noqa: PLR0913 - each argument is an option of the verb
     split
         Shares of the nodes that have a label, such as "0.6,0.2,0.2" (the default where the input
         has no split), or "per-class:20,30,rest"; of an OGB folder with several splits, a name.
+    dtype
+        In what features are stored, rounded to the nearest: "float32", "float16" or "bfloat16";
+        "source" keeps what they are, float64 as float32.
     nonfinite
         Refuse NaN and infinite features, keep them, or make them zero.
     unlabeled
@@ -174,7 +179,7 @@ def prepare(  # noqa: PLR0913 - each argument is an option of the verb
     arguments = dict(locals())  # before there are other names
     out = Path(out)
     source = source if isinstance(source, InMemoryGraph) else Path(source)
-    given = Options(undirected, self_loops, duplicates, split, nonfinite, unlabeled, seed)
+    given = Options(undirected, self_loops, duplicates, split, nonfinite, unlabeled, seed, dtype)
     if isinstance(source, Path) and has_types(source):
         refuse_for_types(
             features=features,
@@ -230,13 +235,14 @@ def prepare(  # noqa: PLR0913 - each argument is an option of the verb
         edges = _loaded_edges(found, report.num_nodes)
         _tell_dropped(found, report)
         rules = EdgeRules(options.undirected, options.self_loops, options.duplicates)
-        writer.require(_least_bytes(found, edges, rules, report.num_nodes, ledger))
+        writer.require(_least_bytes(found, edges, rules, options.dtype, report.num_nodes, ledger))
 
         def write_rows() -> dict[str, Any]:
             if found.features is not None:
                 write_features(
-                    found.features, writer, workspace, options.nonfinite, report, progress
-                )
+                    found.features, writer, workspace, options.nonfinite, report, progress,
+                    wanted=options.dtype,
+                )  # fmt: skip
             return dataclasses.asdict(report)
 
         def write_nodes() -> dict[str, Any]:
@@ -406,8 +412,9 @@ def _loaded_edges(found: Source, num_nodes: int) -> EdgeStream:
 
 
 def _least_bytes(
-    found: Source, edges: EdgeStream, rules: EdgeRules, num_nodes: int, ledger: Ledger
-) -> int:
+    found: Source, edges: EdgeStream, rules: EdgeRules, dtype: FeatureDtype, num_nodes: int,
+    ledger: Ledger,
+) -> int:  # fmt: skip
     """Bytes on the disk that are surely needed: arrays, and edges sorted there where they are many.
 
     Splits, and reverse edges and loops that may have to be added, come on top.
@@ -415,7 +422,7 @@ def _least_bytes(
     size = 8 * (num_nodes + 1)
     if found.features is not None:
         width = math.prod(found.features.shape[1:])
-        size += num_nodes * width * disk_dtype(stored_dtype(found.features)).itemsize
+        size += num_nodes * width * disk_dtype(stored_dtype(found.features, dtype)).itemsize
     if found.labels is not None:
         size += 8 * num_nodes
     size += sum(math.prod(each.shape) * each.dtype.itemsize for each in found.arrays.values())

@@ -31,10 +31,12 @@ from gnnx.prepare.sources import check_value
 from gnnx.prepare.text import is_text
 from gnnx.prepare.typed import directions, has_types, refuse_for_types
 from gnnx.prepare.typed_counts import count_typed
+from gnnx.store.manifest import disk_dtype
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from gnnx.prepare.nodes import FeatureDtype
     from gnnx.prepare.typed_counts import TypedCounts
 
 # Rates of one core of a 2-core cloud machine, measured by benchmarks/forecast.py on graphs of
@@ -116,6 +118,7 @@ def forecast(  # noqa: PLR0913 - the options of `prepare` that change what it ta
     edge_time: Path | str | None = None,
     undirected: bool = False,
     self_loops: Literal["keep", "drop", "add"] = "keep",
+    dtype: FeatureDtype = "source",
     root: Path | str | None = None,
     memory: str | int | None = None,
 ) -> Forecast:
@@ -142,6 +145,8 @@ def forecast(  # noqa: PLR0913 - the options of `prepare` that change what it ta
         As of `prepare`; every reverse is taken to be absent.
     self_loops
         As of `prepare`.
+    dtype
+        As of `prepare`.
     root
         As of `prepare`.
     memory
@@ -161,7 +166,7 @@ def forecast(  # noqa: PLR0913 - the options of `prepare` that change what it ta
     """
     source, room = Path(source), _Room.of(memory)
     folder = None if root is None else Path(root)
-    given = Options(undirected=undirected, self_loops=self_loops)
+    given = Options(undirected=undirected, self_loops=self_loops, dtype=dtype)
     if has_types(source):
         refuse_for_types(
             features=features, labels=labels, num_nodes=num_nodes,
@@ -279,7 +284,7 @@ def _stages(graph: _Graph, options: Options, room: _Room) -> Iterator[Stage]:
         taken = room.budget // 2 + _looked_up_bytes(room)
         seconds = edges.count / _NUMBERED_EDGES_S
         yield Stage("numbering", taken, _NUMBERED_BYTES * edges.count, 0, seconds)
-    yield from _node_stages("", nodes, room)
+    yield from _node_stages("", nodes, room, options.dtype)
     mirror, loops = options.undirected, options.self_loops == "add"
     seconds = 0.0
     for stage in _edge_stages("", edges.count, nodes.count, nodes.count, room, mirror, loops):
@@ -298,7 +303,7 @@ def _typed(typed: TypedCounts, options: Options, room: _Room) -> Forecast:
     for name, nodes in typed.nodes.items():
         stages += _reading_stages(f"{name}: ", nodes.reading, room)
     for name, nodes in sorted(typed.nodes.items()):
-        stages += _node_stages(f"{name}: ", nodes, room)
+        stages += _node_stages(f"{name}: ", nodes, room, options.dtype)
     for edge_type, (edges, reverse) in sorted(typed.edges.items()):
         stages += _reading_stages(f"{'-'.join(edge_type)}: ", edges.reading, room)
         for way in directions(edge_type, reverse, options):
@@ -334,11 +339,12 @@ def _looked_up_bytes(room: _Room) -> int:
     return 2 * room.piece + min(room.budget // 16, 256 * _SLOT_BYTES)
 
 
-def _node_stages(name: str, nodes: NodeCounts, room: _Room) -> Iterator[Stage]:
+def _node_stages(name: str, nodes: NodeCounts, room: _Room, dtype: FeatureDtype) -> Iterator[Stage]:
     """Features, and what else there is of the nodes."""
     num_nodes, piece, window = nodes.count, room.piece, room.window
     if nodes.features is not None:
-        size = nodes.features[0] * nodes.features[1] * nodes.features[2]
+        element = nodes.features[2] if dtype == "source" else disk_dtype(dtype).itemsize
+        size = nodes.features[0] * nodes.features[1] * element
         taken = window + 2 * min(piece, size)
         yield Stage(f"{name}features", taken, 0, size + _HEADER_BYTES, size / _FEATURE_BYTES_S)
     taken = written = 0

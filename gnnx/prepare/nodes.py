@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias
 
 import numpy as np
+import torch
 
 from gnnx.errors import DataError
 from gnnx.prepare import _kernels
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from gnnx.threads import Progress
 
 Nonfinite: TypeAlias = Literal["refuse", "keep", "zero"]
+FeatureDtype: TypeAlias = Literal["source", "float32", "float16", "bfloat16"]
 _FIRST_ROWS = 5  # of those with a NaN, that a message names
 _MAX_CLASSES = 1 << 20
 # Logical dtype and bits by NumPy's name; the others of its kind are widened.
@@ -59,11 +61,13 @@ def write_features(
     nonfinite: Nonfinite,
     report: Report,
     progress: Progress | None = None,
+    *,
+    wanted: FeatureDtype = "source",
 ) -> None:
     """Write the features of all nodes.
 
-    float32, float16, bfloat16 and signed integers and uint8 are stored as they are; float64
-    becomes float32, bool uint8, uint16 int32 and uint32 int64.
+    By default float32, float16, bfloat16 and signed integers and uint8 are stored as they are;
+    float64 becomes float32, bool uint8, uint16 int32 and uint32 int64.
 
     Parameters
     ----------
@@ -79,28 +83,32 @@ def write_features(
         Told the width, dtype and what was found.
     progress
         Told the rows that are done.
+    wanted
+        In what to store them, rounded to the nearest; "source" is as above.
 
     Raises
     ------
     DataError
-        A type that is no number, or a value that is not finite.
+        A type that is no number, or a value that is not finite, or not as it is stored.
     """
-    name, dtype = _native_name(rows), stored_dtype(rows)
+    name, dtype = _native_name(rows), stored_dtype(rows, wanted)
+    native = "bfloat16" if name == "void16" else name
     width = rows.shape[1] if len(rows.shape) == 2 else 1
     report.num_features, report.feature_dtype = width, dtype
-    if name not in {dtype, "void16"}:
-        report.notes.append(f"{rows.where}: {name} features are stored as {dtype}")
+    if native != dtype:
+        report.notes.append(
+            f"{rows.where}: {name} features are stored as {dtype}".replace("void16", native)
+        )
     out = writer.array("nodes/node/x", (len(rows), width), dtype)
     check = _FiniteCheck(rows.where, width, _EXPONENTS.get(dtype, 0), zero=nonfinite == "zero")
     buffer, done = workspace.empty((0, width), out.dtype, "features"), 0
     for values in rows.pieces():
         piece = values.view("<u2") if name == "void16" else values
         piece = piece.reshape(len(piece), width)
-        if piece.dtype != out.dtype or not piece.flags.c_contiguous:
+        if native != dtype or piece.dtype != out.dtype or not piece.flags.c_contiguous:
             if len(buffer) < len(piece):
                 buffer = workspace.empty(piece.shape, out.dtype, "features")
-            with np.errstate(over="ignore"):  # what becomes infinite is found right below
-                np.copyto(buffer[: len(piece)], piece, casting="unsafe")
+            _convert(piece, native, buffer[: len(piece)], dtype)
             piece = buffer[: len(piece)]
         check.look_at(piece, done)
         out.append(piece)
@@ -114,13 +122,31 @@ def write_features(
         raise check.error()
 
 
-def stored_dtype(rows: Rows) -> str:
+def _convert(piece: NDArray[Any], native: str, out: NDArray[Any], dtype: str) -> None:
+    """Convert a piece; what becomes infinite is found when it is checked."""
+    if dtype != native and "bfloat16" in {dtype, native}:  # which NumPy does not have
+        source = np.ascontiguousarray(piece, piece.dtype.newbyteorder("="))
+        _tensor(out, dtype).copy_(_tensor(source, native))
+        return
+    with np.errstate(over="ignore"):
+        np.copyto(out, piece, casting="unsafe")
+
+
+def _tensor(values: NDArray[Any], dtype: str) -> torch.Tensor:
+    if dtype == "bfloat16":
+        return torch.from_numpy(values.view(np.int16)).view(torch.bfloat16)
+    return torch.from_numpy(values)
+
+
+def stored_dtype(rows: Rows, wanted: FeatureDtype = "source") -> str:
     """Logical dtype in which features are stored.
 
     Parameters
     ----------
     rows
         (N, F) or (N,).
+    wanted
+        As of `write_features`.
 
     Returns
     -------
@@ -138,7 +164,7 @@ def stored_dtype(rows: Rows) -> str:
             f"{rows.where}: features of {rows.dtype} and shape {rows.shape}",
             "Give a matrix (N, F) of numbers.",
         )
-    return _STORED[name]
+    return _STORED[name] if wanted == "source" else wanted
 
 
 def _native_name(rows: Rows) -> str:

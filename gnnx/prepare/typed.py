@@ -226,7 +226,10 @@ def _write_nodes(
 
     def write_rows() -> None:
         if nodes.features is not None:
-            write_features(nodes.features, place, workspace, options.nonfinite, report, progress)
+            write_features(
+                nodes.features, place, workspace, options.nonfinite, report, progress,
+                wanted=options.dtype,
+            )  # fmt: skip
 
     def write_others() -> None:
         for key, array in nodes.arrays.items():
