@@ -4,7 +4,7 @@ Belady's rule, that the row goes whose next use is farthest, is optimal (Belady,
 replacement algorithms for a virtual-storage computer", 1966), and can be told when the epoch is
 over. A sample of the rows in a cache that is smaller in proportion behaves as all of them do
 (Waldspurger et al., "Cache modeling and optimization using miniature simulations", 2017), so that
-a few MiB follow any epoch. Letters: N rows, S entries of the sample.
+any epoch is followed in few MiB, the more roughly the fewer rows these hold. Letters: N rows, S entries of the sample.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 _ENTRY_BYTES = 4 * 8 + 1  # a use, its place by row, the next use, the heap, a flag
 _ALL = 1 << 32  # hashes
-_SHARE, _FEWEST, _MOST = 256, 64, 1 << 16  # 2 MiB follow an epoch to within a percent
+_SHARE, _FEWEST, _MOST = 256, 64, 1 << 16  # a 256th of the budget, 2 MiB at most
 
 
 def entries_within(budget: int) -> int:
@@ -49,7 +49,7 @@ class BeladyBound:
     num_rows
         N.
     num_entries
-        S, at least 1; about 1 / sqrt(S) is the relative error.
+        S, at least 1. With all uses of r rows the relative error is some 1 / sqrt(r).
     capacity
         Rows that the cache holds from one step to the next.
     ledger
