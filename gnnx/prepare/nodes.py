@@ -96,9 +96,7 @@ def write_features(
     width = rows.shape[1] if len(rows.shape) == 2 else 1
     report.num_features, report.feature_dtype = width, dtype
     if native != dtype:
-        report.notes.append(
-            f"{rows.where}: {name} features are stored as {dtype}".replace("void16", native)
-        )
+        report.notes.append(f"{rows.where}: {native} features are stored as {dtype}")
     out = writer.array("nodes/node/x", (len(rows), width), dtype)
     check = _FiniteCheck(rows.where, width, _EXPONENTS.get(dtype, 0), zero=nonfinite == "zero")
     buffer, done = workspace.empty((0, width), out.dtype, "features"), 0
