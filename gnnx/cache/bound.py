@@ -4,7 +4,8 @@ Belady's rule, that the row goes whose next use is farthest, is optimal (Belady,
 replacement algorithms for a virtual-storage computer", 1966), and can be told when the epoch is
 over. A sample of the rows in a cache that is smaller in proportion behaves as all of them do
 (Waldspurger et al., "Cache modeling and optimization using miniature simulations", 2017), so that
-any epoch is followed in few MiB, the more roughly the fewer rows these hold. Letters: N rows, S entries of the sample.
+any epoch is followed in few MiB, the more roughly the fewer rows these hold. Letters: N rows, S
+entries of the sample.
 """
 
 from __future__ import annotations
