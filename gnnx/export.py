@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
+import torch
 
 from gnnx.errors import DataError, UsageError
 from gnnx.store import whole_file
@@ -176,7 +177,10 @@ def _nodes(dataset: Dataset, node_type: str, keys: Keys) -> Iterator[dict[str, A
                 column[ids[first:last] - begin] = name
             columns["split"] = pa.array(column, pa.string())
         if x is not None:
-            columns["x"] = x.read_range(begin, end).numpy()
+            values = x.read_range(begin, end)
+            if x.scale is not None:
+                values = values * x.scale
+            columns["x"] = (values.float() if values.dtype == torch.bfloat16 else values).numpy()
         yield columns
 
 

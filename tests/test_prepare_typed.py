@@ -14,6 +14,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from typer.testing import CliRunner
@@ -114,6 +115,20 @@ def test_a_recipe_with_several_tables(folder):
     assert report.nodes["venue"] == {"num_nodes": 3, "num_features": 5}
     assert report.edges["paper-in-venue"] == {"edges_stored": 3, "edges_read": 3}
     assert report.problems == {}
+
+
+def test_features_of_every_type_are_stored_in_the_type_that_is_wanted(folder):
+    prepare(folder / "graph.toml", folder / "out", dtype="bfloat16")
+    prepare(folder / "graph.toml", folder / "small", dtype="int8")
+    venue = np.load(folder / "venue.npy").astype(np.float64)
+    with gnnx.open(folder / "out") as dataset:
+        assert dataset.features_of("venue").dtype == torch.bfloat16
+        assert dataset.features_of("paper").read(np.arange(1)).tolist() == [[1, 2]]
+    with gnnx.open(folder / "small") as dataset:
+        for name, x in (("paper", np.arange(1, 9).reshape(4, 2)), ("venue", venue)):
+            stored = dataset.features_of(name)
+            values = stored.read(np.arange(len(x))).numpy() * stored.scale.numpy()
+            assert (abs(values - x) <= abs(x).max(0) / 254 * 1.0001).all()
 
 
 def test_nodes_and_edges_of_a_type_come_out_by_their_keys(folder, tmp_path):

@@ -173,6 +173,11 @@ class FeatureCache(FeatureStore):
         return self.source.row_bytes
 
     @property
+    def scale(self) -> torch.Tensor | None:
+        """Of the columns, as the source has it."""
+        return self.source.scale
+
+    @property
     def is_filled(self) -> bool:
         """Whether rows are held now."""
         return self._kept is not None

@@ -20,7 +20,7 @@ from gnnx.cache.plan import HostNeeds, plan
 from gnnx.cache.rows import RowSet
 from gnnx.cache.strategy import Demand, Strategy, one_by_one, read_cost
 from gnnx.memory import Tier
-from gnnx.store import DiskFeatures
+from gnnx.store import DiskFeatures, fetch_values
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
     from gnnx.cache.plan import HostPlan
     from gnnx.graph import EdgeType
+    from gnnx.memory import Ledger
     from gnnx.store import ConstantFeatures, Dataset, FeatureStore, GraphStore, Pending
 
 
@@ -122,12 +123,15 @@ class HeteroAhead:
         self._features = features
 
     def fetch(
-        self, step: int, rows: Mapping[str, NDArray[np.int64]], out: Mapping[str, torch.Tensor]
+        self, step: int, rows: Mapping[str, NDArray[np.int64]], ledger: Ledger
     ) -> PendingByType:
-        """Begin to bring rows, by node type, to their places."""
+        """Begin to bring the values of rows, by node type."""
         stores = self._features.stores
         return PendingByType(
-            {name: stores[name].fetch(ids, out[name]) for name, ids in rows.items()}
+            {
+                name: fetch_values(stores[name], ids, ledger, Tier.DEVICE, "batch")
+                for name, ids in rows.items()
+            }
         )
 
     def is_ready(self, step: int) -> bool:

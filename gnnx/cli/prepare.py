@@ -61,7 +61,7 @@ def prepare(
         ),
     ] = None,
     dtype: Annotated[
-        Literal["source", "float32", "float16", "bfloat16"],
+        Literal["source", "float32", "float16", "bfloat16", "int8"],
         typer.Option(help="In what features are stored, rounded."),
     ] = "source",
     nonfinite: Annotated[

@@ -29,7 +29,7 @@ from gnnx.memory import Tier
 from gnnx.nn import needs_degrees, needs_edge_weight
 from gnnx.random import Key
 from gnnx.sample import EdgeValues, NeighborSampler, ValuedSampler
-from gnnx.store import ScratchRows, smallest_named, whole_file
+from gnnx.store import ScratchRows, fetch_values, smallest_named, value_bytes, whole_file
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -247,7 +247,7 @@ def _pieces(
     ledger, tier = sampler.graph.ledger, piece_tier(device)
     return cut(
         rows,
-        most_entries(piece_bytes(ledger, tier), h.row_bytes, h.num_rows),
+        most_entries(piece_bytes(ledger, tier), value_bytes(h), h.num_rows),
         ledger,
         degree=lambda ids: sampler.graph.rows(ids)[1],
         load=lambda ids: _load(sampler, h, ids, ledger, tier),
@@ -262,8 +262,7 @@ def _load(
     tier: Tier,
 ) -> _Piece:
     (block,) = sampler.sample(ids, Key(0))
-    x = ledger.tensor((block.num_src, *h.row_shape), h.dtype, tier, "x")
-    return _Piece(ids, block, h.read(block.src_id.numpy(), out=x))
+    return _Piece(ids, block, fetch_values(h, block.src_id.numpy(), ledger, tier, "x").wait())
 
 
 def rehearse(

@@ -23,7 +23,7 @@ from gnnx.inference.pieces import (
 from gnnx.memory import Tier
 from gnnx.random import Key
 from gnnx.sample import HeteroSampler
-from gnnx.store import ScratchRows
+from gnnx.store import ScratchRows, fetch_values, value_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -203,7 +203,7 @@ def _pieces(
     sampler = HeteroSampler(graphs, dataset.node_counts, name, [-1])
     into = [graph for (_, _, dst), graph in graphs.items() if dst == name]
     stores = [one.store for one in h.values() if one.store is not None]
-    row_bytes = max(store.row_bytes for store in stores)
+    row_bytes = max(map(value_bytes, stores))
     num_rows = sum(store.num_rows for store in stores)
 
     def degree(ids: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -214,16 +214,15 @@ def _pieces(
 
     def load(ids: NDArray[np.int64]) -> _Piece:
         (block,) = sampler.sample(ids, Key(0))
-        pending, x = [], {}
+        pending, x = {}, {}
         for kind, (shape, dtype, store) in h.items():
             wanted = block.src_id[kind]
-            x[kind] = ledger.tensor((len(wanted), *shape), dtype, tier, "x")
-            if len(wanted):
-                assert store is not None  # the masks have every row that is read
-                pending.append(store.fetch(wanted.numpy(), x[kind]))
-        for one in pending:
-            one.wait()
-        return _Piece(ids, block, x)
+            if store is None:  # the masks have every row that is read
+                x[kind] = ledger.tensor((len(wanted), *shape), dtype, tier, "x")
+            else:
+                pending[kind] = fetch_values(store, wanted.numpy(), ledger, tier, "x")
+        x |= {kind: one.wait() for kind, one in pending.items()}
+        return _Piece(ids, block, {kind: x[kind] for kind in h})
 
     most = most_entries(piece_bytes(ledger, tier), row_bytes, num_rows)
     return cut(mask, most, ledger, degree=degree, load=load)

@@ -46,6 +46,7 @@ from gnnx.sample import (
     NeighborSampler,
     ValuedSampler,
 )
+from gnnx.store import fetch_values
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterator, Sequence
@@ -585,10 +586,10 @@ class Loader:
 
     def _fetch(self, ahead: Any, number: int, blocks: list[Any]) -> Any:
         """Begin to bring the rows of a batch."""
-        n_id: torch.Tensor = blocks[0].src_id
-        shape = (len(n_id), *self._source.row_shape)
-        x = self._ledger.tensor(shape, self._source.dtype, Tier.DEVICE, "batch")
-        return ahead.fetch(number, n_id.numpy(), x)
+        return fetch_values(
+            self._source, blocks[0].src_id.numpy(), self._ledger, Tier.DEVICE, "batch",
+            fetch=functools.partial(ahead.fetch, number),
+        )  # fmt: skip
 
     def _finish(self, epoch: _Epoch) -> MiniBatch:
         """Wait for the first batch of the queue and its rows; raises what its preparation met."""

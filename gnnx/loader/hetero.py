@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any, Literal
 from gnnx.cache import HeteroAhead, HeteroDemands, arrange_typed, decide_typed
 from gnnx.graph import HeteroBatch
 from gnnx.loader.engine import Loader
-from gnnx.memory import Tier
 from gnnx.sample import HeteroSampler, fanouts_by_type
 
 if TYPE_CHECKING:
@@ -156,13 +155,8 @@ class HeteroLoader(Loader):
         return HeteroAhead(features)
 
     def _fetch(self, ahead: Any, number: int, blocks: list[Any]) -> Any:
-        rows, out = {}, {}
-        for name, ids in blocks[0].src_id.items():
-            source = self.dataset.features_of(name)
-            shape = (len(ids), *source.row_shape)
-            out[name] = self._ledger.tensor(shape, source.dtype, Tier.DEVICE, "batch")
-            rows[name] = ids.numpy()
-        return ahead.fetch(number, rows, out)
+        rows = {name: ids.numpy() for name, ids in blocks[0].src_id.items()}
+        return ahead.fetch(number, rows, self._ledger)
 
     def _batch(self, coming: Any, x: Any, y: torch.Tensor | None) -> Any:
         return HeteroBatch(

@@ -105,6 +105,7 @@ class Relabeller:
         for name in ("x", "y", "id", "key"):
             if f"{self._nodes}/{name}" in names:
                 self._write_rows(writer, name)
+        self._copy(writer, f"{self._nodes}/x_scale")
         self._write_keys(writer)
         if f"{self._nodes}/id" not in names:
             original = writer.array(f"{self._nodes}/id", (num_nodes,), "int64")
@@ -174,7 +175,18 @@ class Relabeller:
         out.finish()
 
     def _check_arrays(self) -> None:
-        of_nodes = ("x", "y", "id", "parts", "key", *_TEXTS, "key_order", *_SPLITS, *_CLASSES)
+        of_nodes = (
+            "x",
+            "x_scale",
+            "y",
+            "id",
+            "parts",
+            "key",
+            *_TEXTS,
+            "key_order",
+            *_SPLITS,
+            *_CLASSES,
+        )
         known = {f"{self._nodes}/{name}" for name in of_nodes}
         graph = ("indptr", "indices", "loops", "halo", "halo_offsets", *TRANSPOSE)
         known |= {f"{self._edges}/{name}" for name in (*graph, *_VALUES, *_RELATIONS, "strength")}
@@ -295,17 +307,23 @@ class Relabeller:
     def _value_arrays(self, writer: DatasetWriter) -> list[tuple[DiskFeatures, ArrayWriter]]:
         """Open what edges carry, and where it goes; names of relations are copied."""
         names = self._dataset.manifest.arrays
-        for name in (f"{self._edges}/{each}" for each in _RELATIONS):
-            if name in names:
-                copied = writer.array(name, names[name].shape, names[name].dtype)
-                for piece in pieces_of(self._dataset.array(name)):
-                    copied.append(piece)
-                copied.finish()
+        for name in _RELATIONS:
+            self._copy(writer, f"{self._edges}/{name}")
         found = [f"{self._edges}/{each}" for each in _VALUES if f"{self._edges}/{each}" in names]
         return [
             (self._dataset.array(name), writer.array(name, names[name].shape, names[name].dtype))
             for name in found
         ]
+
+    def _copy(self, writer: DatasetWriter, name: str) -> None:
+        """Copy an array that the order of the nodes does not change, if it is there."""
+        entry = self._dataset.manifest.arrays.get(name)
+        if entry is None:
+            return
+        copied = writer.array(name, entry.shape, entry.dtype)
+        for piece in pieces_of(self._dataset.array(name)):
+            copied.append(piece)
+        copied.finish()
 
     def _write_strength(self, writer: DatasetWriter) -> None:
         """Write the sums of weights in the new order of the nodes."""

@@ -45,7 +45,7 @@ _CHOICES = {
     "nonfinite": ("refuse", "keep", "zero"),
     "unlabeled": ("refuse", "ignore"),
     "bad_lines": ("refuse", "drop"),
-    "dtype": ("source", "float32", "float16", "bfloat16"),
+    "dtype": ("source", "float32", "float16", "bfloat16", "int8"),
 }
 
 
@@ -128,8 +128,8 @@ def prepare(  # noqa: PLR0913 - each argument is an option of the verb
         Shares of the nodes that have a label, such as "0.6,0.2,0.2" (the default where the input
         has no split), or "per-class:20,30,rest"; of an OGB folder with several splits, a name.
     dtype
-        In what features are stored, rounded to the nearest: "float32", "float16" or "bfloat16";
-        "source" keeps what they are, float64 as float32.
+        In what features are stored, rounded to the nearest: "float32", "float16", "bfloat16", or
+        "int8" with a scale for each column; "source" keeps what they are, float64 as float32.
     nonfinite
         Refuse NaN and infinite features, keep them, or make them zero.
     unlabeled

@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias
 import numpy as np
 import torch
 
-from gnnx.errors import DataError
+from gnnx.errors import DataError, UsageError
 from gnnx.prepare import _kernels
 from gnnx.store import MISSING_LABEL
+from gnnx.store.manifest import disk_dtype
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -22,17 +23,18 @@ if TYPE_CHECKING:
     from gnnx.prepare.arrays import Array, Workspace
     from gnnx.prepare.report import Report
     from gnnx.prepare.splits import LabelPieces, Splits
-    from gnnx.store import DatasetWriter
+    from gnnx.store import ArrayWriter, DatasetWriter
     from gnnx.threads import Progress
 
 Nonfinite: TypeAlias = Literal["refuse", "keep", "zero"]
-FeatureDtype: TypeAlias = Literal["source", "float32", "float16", "bfloat16"]
+FeatureDtype: TypeAlias = Literal["source", "float32", "float16", "bfloat16", "int8"]
 _FIRST_ROWS = 5  # of those with a NaN, that a message names
 _MAX_CLASSES = 1 << 20
+_LARGEST = np.float32(127)  # of int8, in both directions: -128 would have no counterpart
 # Logical dtype and bits by NumPy's name; the others of its kind are widened.
 _STORED = {
     **{name: name for name in ("float32", "float16", "int8", "uint8", "int16", "int32", "int64")},
-    "void16": "bfloat16",  # as ml_dtypes saves it
+    "bfloat16": "bfloat16",
     "bool": "uint8",
     "float64": "float32",
     "uint16": "int32",
@@ -69,6 +71,9 @@ def write_features(
     By default float32, float16, bfloat16 and signed integers and uint8 are stored as they are;
     float64 becomes float32, bool uint8, uint16 int32 and uint32 int64.
 
+    As int8 they are quantised column by column: q = round(x / s), where s = max abs x / 127 is
+    stored as ``x_scale``, so that s q is off by s / 2 at most. int8 itself is stored as it is.
+
     Parameters
     ----------
     rows
@@ -90,34 +95,85 @@ def write_features(
     ------
     DataError
         A type that is no number, or a value that is not finite, or not as it is stored.
+    UsageError
+        NaN and infinity are to be kept in int8.
     """
-    name, dtype = _native_name(rows), stored_dtype(rows, wanted)
-    native = "bfloat16" if name == "void16" else name
+    native, dtype = _native_name(rows), stored_dtype(rows, wanted)
     width = rows.shape[1] if len(rows.shape) == 2 else 1
     report.num_features, report.feature_dtype = width, dtype
+    quantised = dtype == "int8" != native
+    if quantised and nonfinite == "keep":
+        raise UsageError(
+            f"{rows.where}: int8 has no NaN or infinity to keep",
+            "Give --nonfinite refuse or zero, or another --dtype.",
+        )
     if native != dtype:
-        report.notes.append(f"{rows.where}: {native} features are stored as {dtype}")
+        scaled = " with a scale for each column" * quantised
+        report.notes.append(f"{rows.where}: {native} features are stored as {dtype}{scaled}")
     out = writer.array("nodes/node/x", (len(rows), width), dtype)
-    check = _FiniteCheck(rows.where, width, _EXPONENTS.get(dtype, 0), zero=nonfinite == "zero")
-    buffer, done = workspace.empty((0, width), out.dtype, "features"), 0
+    converted = "float32" if quantised else dtype
+    check = _FiniteCheck(rows.where, width, _EXPONENTS.get(converted, 0), nonfinite)
+
+    def pieces(number: int = 0) -> Iterator[NDArray[Any]]:
+        """Read all rows, for the first time or the second, as they are stored or quantised."""
+        done = 0
+        for piece in _converted(rows, native, converted, workspace):
+            check.look_at(piece, done)
+            yield piece
+            done += len(piece)
+            if progress:
+                progress("features", number * len(rows) + done, (1 + quantised) * len(rows))
+
+    if quantised:
+        scale = _scale_of(pieces(0), width)
+        check.judge(report)
+        writer.array("nodes/node/x_scale", (width,), "float32").append(scale)
+        _quantise(pieces(1), scale, workspace, out)
+        return
+    for piece in pieces():
+        out.append(piece)
+    check.judge(report)
+
+
+def _scale_of(pieces: Iterator[NDArray[np.float32]], width: int) -> NDArray[np.float32]:
+    """Find the step of each column, (F,), whose 127th multiple is its largest value."""
+    largest = np.zeros(width, np.float32)
+    for piece in pieces:
+        np.maximum(largest, np.maximum(piece.max(0), -piece.min(0)), out=largest)
+    scale: NDArray[np.float32] = np.maximum(largest / _LARGEST, np.finfo(np.float32).tiny)
+    scale[largest == 0] = 1  # any would do
+    return scale
+
+
+def _quantise(
+    pieces: Iterator[NDArray[np.float32]],
+    scale: NDArray[np.float32],
+    workspace: Workspace,
+    out: ArrayWriter,
+) -> None:
+    """Write multiples of the steps, rounded to the nearest; the pieces are overwritten."""
+    buffer = workspace.empty((0, len(scale)), np.int8, "features")
+    for piece in pieces:
+        if len(buffer) < len(piece):
+            buffer = workspace.empty(piece.shape, np.int8, "features")
+        np.rint(np.divide(piece, scale, out=piece), out=piece)
+        np.copyto(buffer[: len(piece)], piece, casting="unsafe")
+        out.append(buffer[: len(piece)])
+
+
+def _converted(rows: Rows, native: str, dtype: str, workspace: Workspace) -> Iterator[NDArray[Any]]:
+    """Read all rows in a dtype, (r, F), in pieces that may be written to."""
+    width, stored = rows.shape[1] if len(rows.shape) == 2 else 1, disk_dtype(dtype)
+    buffer = workspace.empty((0, width), stored, "features")
     for values in rows.pieces():
-        piece = values.view("<u2") if name == "void16" else values
+        piece = values.view("<u2") if native == "bfloat16" else values
         piece = piece.reshape(len(piece), width)
-        if native != dtype or piece.dtype != out.dtype or not piece.flags.c_contiguous:
+        if native != dtype or piece.dtype != stored or not piece.flags.c_contiguous:
             if len(buffer) < len(piece):
-                buffer = workspace.empty(piece.shape, out.dtype, "features")
+                buffer = workspace.empty(piece.shape, stored, "features")
             _convert(piece, native, buffer[: len(piece)], dtype)
             piece = buffer[: len(piece)]
-        check.look_at(piece, done)
-        out.append(piece)
-        done += len(piece)
-        if progress:
-            progress("features", done, len(rows))
-    report.nonfinite = check.by_column()
-    if report.nonfinite:
-        report.examples["nonfinite"] = check.places()
-    if report.nonfinite and nonfinite == "refuse":
-        raise check.error()
+        yield piece
 
 
 def _convert(piece: NDArray[Any], native: str, out: NDArray[Any], dtype: str) -> None:
@@ -166,14 +222,15 @@ def stored_dtype(rows: Rows, wanted: FeatureDtype = "source") -> str:
 
 
 def _native_name(rows: Rows) -> str:
-    return "void16" if rows.dtype == np.dtype("V2") else rows.dtype.newbyteorder("=").name
+    is_bfloat16 = rows.dtype == np.dtype("V2")  # as ml_dtypes saves it
+    return "bfloat16" if is_bfloat16 else rows.dtype.newbyteorder("=").name
 
 
 class _FiniteCheck:
     """Counts of NaN and infinity in pieces of features."""
 
-    def __init__(self, where: str, width: int, exponent: int, *, zero: bool) -> None:
-        self._where, self._exponent, self._zero = where, exponent, zero
+    def __init__(self, where: str, width: int, exponent: int, nonfinite: Nonfinite) -> None:
+        self._where, self._exponent, self._nonfinite = where, exponent, nonfinite
         self._counts = np.zeros(width, np.int64)
         self._rows, self._state = np.zeros(_FIRST_ROWS, np.int64), np.zeros(1, np.int64)
 
@@ -183,22 +240,24 @@ class _FiniteCheck:
             _kernels.find_nonfinite(
                 bits,
                 bits.dtype.type(self._exponent),
-                self._zero,
+                self._nonfinite == "zero",
                 first_row,
                 self._counts,
                 self._rows,
                 self._state,
             )
 
-    def by_column(self) -> dict[int, int]:
-        return {int(column): int(self._counts[column]) for column in self._counts.nonzero()[0]}
+    def judge(self, report: Report) -> None:
+        """Report what was found; raises where it is refused."""
+        report.nonfinite = {int(c): int(self._counts[c]) for c in self._counts.nonzero()[0]}
+        rows = self._rows[: self._state[0]].tolist()
+        if not report.nonfinite:
+            return
+        report.examples["nonfinite"] = [f"node {row}" for row in rows]
+        if self._nonfinite == "refuse":
+            raise self._error(list(report.nonfinite), rows)
 
-    def places(self) -> list[str]:
-        """Name the first nodes that have such a value."""
-        return [f"node {row}" for row in self._rows[: self._state[0]].tolist()]
-
-    def error(self) -> DataError:
-        columns, rows = list(self.by_column()), self._rows[: self._state[0]].tolist()
+    def _error(self, columns: list[int], rows: list[int]) -> DataError:
         count = int(self._counts.sum())
         return DataError(
             f"{self._where}: {count} NaN or infinite value{'s' * (count > 1)}, in "

@@ -122,7 +122,7 @@ class Options:
     nonfinite: Literal["refuse", "keep", "zero"] = "refuse"
     unlabeled: Literal["refuse", "ignore"] = "refuse"
     seed: int = 0
-    dtype: Literal["source", "float32", "float16", "bfloat16"] = "source"
+    dtype: Literal["source", "float32", "float16", "bfloat16", "int8"] = "source"
 
     def overridden(self, given: Options) -> Options:
         """Take those of the given options that are not at their default."""

@@ -7,6 +7,7 @@ from gnnx.store.features import ConstantFeatures, DiskFeatures, FeatureStore, Pe
 from gnnx.store.keys import Keys
 from gnnx.store.manifest import MISSING_LABEL, Manifest
 from gnnx.store.rehearsal import smallest_named
+from gnnx.store.scaled import fetch_values, value_bytes
 from gnnx.store.scratch import ScratchFile, ScratchRows
 from gnnx.store.topology import PAGE_BYTES, GraphStore
 from gnnx.store.trial import Trial, try_reads
@@ -37,12 +38,14 @@ __all__ = [
     "Trial",
     "calibrate",
     "enough_named",
+    "fetch_values",
     "known",
     "open",
     "smallest_named",
     "streamed_bytes_per_s",
     "sync_folder",
     "try_reads",
+    "value_bytes",
     "verify",
     "whole_file",
 ]

@@ -243,7 +243,7 @@ class Dataset:
 
     @property
     def features(self) -> DiskFeatures:
-        """Features, rows (F,)."""
+        """Features, rows (F,) as they are stored; their `scale`, if any, makes values of them."""
         return self.array(f"nodes/{self.target}/x")
 
     @property
@@ -309,11 +309,15 @@ class Dataset:
         return self._open_array(name, entry)
 
     def _open_array(self, name: str, entry: ArrayEntry) -> DiskFeatures:
+        scaled = name.endswith("/x") and f"{name}_scale" in self.manifest.arrays
+        scale = self.array(f"{name}_scale") if scaled else None
         with self._lock:
             if name not in self._arrays:
                 path = self.path / f"{name}.npy"
                 values = self._values_of(name, entry)
-                self._arrays[name] = DiskFeatures(path, entry, self.io, self.ledger, values)
+                self._arrays[name] = DiskFeatures(
+                    path, entry, self.io, self.ledger, values, scale=scale
+                )
             return self._arrays[name]
 
     def _values_of(self, name: str, entry: ArrayEntry) -> tuple[int, int] | None:

@@ -101,6 +101,11 @@ class FeatureStore(Protocol):
     def row_bytes(self) -> int:
         """Bytes of a row."""
 
+    @property
+    def scale(self) -> torch.Tensor | None:
+        """(F,) float32: values are rows times this (`fetch_values`); None: they are the rows."""
+        return None
+
     def fetch(
         self,
         rows: NDArray[np.int64],
@@ -153,6 +158,8 @@ class DiskFeatures(FeatureStore):
         Byte at which row 0 begins.
     file
         The open file, where others read it too.
+    scale
+        Array of what the columns are to be multiplied by, one row of () each; read when asked for.
 
     Attributes
     ----------
@@ -174,8 +181,10 @@ class DiskFeatures(FeatureStore):
         *,
         base: int = HEADER_BYTES,
         file: DataFile | None = None,
+        scale: DiskFeatures | None = None,
     ) -> None:
         self.path, self.entry, self._values = path, entry, values
+        self._scale = scale
         self.file = DataFile(path) if file is None else file
         self._engine, self._ledger = engine, ledger
         self._base, self._end = base, base + entry.num_bytes
@@ -196,6 +205,22 @@ class DiskFeatures(FeatureStore):
     @property
     def row_bytes(self) -> int:  # noqa: D102
         return math.prod(self.row_shape) * self.dtype.itemsize
+
+    @functools.cached_property
+    def scale(self) -> torch.Tensor | None:
+        """(F,) float32, above 0; None where the rows are the values."""
+        if self._scale is None:
+            return None
+        # a few KiB, for as long as the features are open: not the ledger's, which buffers are
+        scale = self._scale.read_range(0, self._scale.num_rows).clone()
+        wrong = (~(scale.isfinite() & (scale > 0))).nonzero()
+        if len(wrong):
+            column = int(wrong[0])
+            raise DataError(
+                f"{self._scale.path}: scale {float(scale[column])} of column {column}, not above 0",
+                "The file is damaged: find where with gnnx verify.",
+            )
+        return scale
 
     def fetch(
         self,

@@ -258,6 +258,7 @@ class Manifest:
             for array in ("x", "y", "id", "key", "key_order"):
                 expected[f"nodes/{name}/{array}"] = (kind.count,)
             expected[f"nodes/{name}/key_offsets"] = (kind.count + 1,)
+            self._check_scale(f"nodes/{name}/x")
         for edge_type, count in self.edges.items():
             for end in (edge_type[0], edge_type[2]):
                 if end not in self.nodes:
@@ -276,6 +277,18 @@ class Manifest:
                     f"{name}: {shape[0]} rows expected, {entry.shape[0]} found",
                     "Write as many rows as there are nodes or edges.",
                 )
+
+    def _check_scale(self, name: str) -> None:
+        """Hold the scale of features against them."""
+        x, scale = self.arrays.get(name), self.arrays.get(f"{name}_scale")
+        if scale is None:
+            return
+        if x is None or x.dtype != "int8" or (scale.dtype, scale.shape) != ("float32", x.shape[1:]):
+            found = "none" if x is None else f"{x.dtype} {x.shape}"
+            raise DataError(
+                f"{name}_scale: {scale.dtype} {scale.shape} for features {found}",
+                "Write int8 features, and float32 for each of their columns.",
+            )
 
 
 def _missing(folder: Path) -> DataError:

@@ -20,7 +20,7 @@ from gnnx.errors import ResourceError
 from gnnx.inference.pieces import piece_bytes
 from gnnx.loader import HeteroLoader
 from gnnx.memory import Tier, available_bytes, format_bytes
-from gnnx.store import streamed_bytes_per_s
+from gnnx.store import streamed_bytes_per_s, value_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -316,7 +316,9 @@ def _device(ledger: Ledger, tables: Sequence[_Table], batches: int) -> dict[str,
     """Bytes of batches and of an evaluation's pieces, which become smaller where a budget is."""
     limit = ledger.budget.device
     piece = piece_bytes(ledger, Tier.DEVICE)
-    pieces = 2 * min(piece, sum(map(_Table.num_bytes, tables)))  # one is read while one computes
+    stores = [table.source for table in tables]
+    most = sum(store.num_rows * value_bytes(store) for store in stores)
+    pieces = 2 * min(piece, most)  # one is read while one computes
     if limit is not None:
         batches, pieces = min(batches, limit), min(pieces, limit)
     return {"batches": batches, "evaluation": pieces}
