@@ -14,9 +14,10 @@ from hypothesis import strategies as st
 import gnnx
 import oracles
 from conformance import bits, random_table, write_dataset
-from gnnx.cache import FeatureCache, Lookahead, Strategy, held_bytes
+from gnnx.cache import FeatureCache, Lookahead, Strategy, held_bytes, packs
 from gnnx.errors import DataError, RunError
 from gnnx.memory import Tier
+from gnnx.store import ScratchFile
 
 N, F = 3000, 24
 TABLE = random_table(N, (F,), torch.float32)
@@ -295,6 +296,22 @@ def test_stopping_frees_who_waits(dataset):
             waiting.result(5)
     release.set()
     ahead.close()
+
+
+def test_packs_of_all_windows_share_two_files(dataset, monkeypatch):
+    made = []
+
+    class Counted(ScratchFile):
+        def __init__(self, *arguments, **options):
+            super().__init__(*arguments, **options)
+            made.append(self)
+
+    monkeypatch.setattr(packs, "ScratchFile", Counted)
+    batches = skewed(60, 50) + skewed(20, 120)  # the last ones want more room than the first
+    counts, spans = run(dataset, batches, [], strategy("packs", steps=4))
+    assert len(spans) == counts.windows == 20
+    assert 1 <= len(made) <= 2
+    assert dataset.ledger.held_bytes(Tier.DISK) == 0
 
 
 def test_a_window_that_never_comes_is_named(dataset, caplog):

@@ -18,6 +18,10 @@ from gnnx.prepare import synth
 from gnnx.store import Dataset, ScratchFile, ScratchRows, scratch
 
 
+def _full(*_):
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
 @pytest.fixture(scope="module")
 def dataset(tmp_path_factory):
     path = tmp_path_factory.mktemp("scratch") / "synth"
@@ -58,6 +62,32 @@ def test_blocks_are_written_by_the_readers_and_read_as_rows(dataset, monkeypatch
         assert torch.equal(rows.read(np.arange(400)).view(-1), values[1024:3824])
 
 
+def test_a_file_grows_and_keeps_what_it_has(dataset, monkeypatch):
+    raw = dataset.ledger.empty(8192, np.uint8, Tier.HOST, "test", align=4096)
+    raw[:] = np.arange(8192) % 251
+    at, begin, size = np.array([[4096], [0], [8192]])
+    before = os.listdir("/proc/self/fd")
+    with ScratchFile(dataset, 4096, direct=True) as file:
+        file.grow(12288)
+        file.write(raw, at, begin, size).wait(10)
+        for smaller in (8192, 12288):
+            file.grow(smaller)
+            assert dataset.ledger.owners(Tier.DISK) == {"scratch": 12288}
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "posix_fallocate", _full)
+            with pytest.raises(ResourceError, match="writing 4096 bytes at byte 12288"):
+                file.grow(16384)
+        with pytest.raises(ResourceError, match="bytes of scratch needed"):
+            file.grow(1 << 50)
+        assert dataset.ledger.owners(Tier.DISK) == {"scratch": 12288}
+        file.grow(20480)
+        assert dataset.ledger.owners(Tier.DISK) == {"scratch": 20480}
+        rows = file.rows(4096, 2, (4096,), torch.uint8)
+        assert np.array_equal(rows.read(np.arange(2)).view(-1).numpy(), raw)
+    assert dataset.ledger.held_bytes(Tier.DISK) == 0
+    assert os.listdir("/proc/self/fd") == before
+
+
 def test_nothing_stays_behind(dataset, tmp_path, monkeypatch):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     with ScratchRows(dataset, 10, (4,), torch.float32) as scratch:
@@ -77,28 +107,22 @@ def test_a_full_disk_is_named_before_and_while_writing(dataset, monkeypatch):
     with pytest.raises(ResourceError, match="bytes of scratch needed"):
         ScratchRows(dataset, 1 << 50, (4,), torch.float32)
 
-    def full(*_):
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
     before = os.listdir("/proc/self/fd")
     with monkeypatch.context() as patch:
-        patch.setattr(os, "ftruncate", full)
+        patch.setattr(os, "ftruncate", _full)
         with pytest.raises(OSError, match="No space left"):
             ScratchRows(dataset, 10, (4,), torch.float32)
     assert dataset.ledger.held_bytes(Tier.DISK) == 0
     assert os.listdir("/proc/self/fd") == before
     with ScratchRows(dataset, 10, (4,), torch.float32) as scratch:
-        monkeypatch.setattr(os, "pwrite", full)
+        monkeypatch.setattr(os, "pwrite", _full)
         with pytest.raises(ResourceError, match="No space left on device"):
             scratch.write(np.arange(10), torch.ones(10, 4))
 
 
 def test_blocks_that_are_not_to_be_had_are_named_at_once(dataset, monkeypatch):
-    def full(*_):
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
     before = os.listdir("/proc/self/fd")
-    monkeypatch.setattr(os, "posix_fallocate", full)
+    monkeypatch.setattr(os, "posix_fallocate", _full)
     with pytest.raises(ResourceError, match="No space left on device writing 4096 bytes at byte 0"):
         ScratchFile(dataset, 4096, direct=True)
     assert dataset.ledger.held_bytes(Tier.DISK) == 0

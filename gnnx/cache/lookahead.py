@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from gnnx.cache.features import FeatureCache
     from gnnx.cache.strategy import Strategy
-    from gnnx.store import Dataset, FeatureStore, Pending
+    from gnnx.store import Dataset, FeatureStore, Pending, ScratchFile
 
 _MOST_WINDOWS = 2  # one is used while one is made
 _compiled: set[type[Window]] = set()  # kinds that this process has made before
@@ -144,6 +144,8 @@ class Lookahead:
         self._wanted, self._num_steps, self._timeout_s = wanted, num_steps, timeout_s
         self._changed = threading.Condition()
         self._spans: collections.deque[_Span] = collections.deque()
+        self._files: list[ScratchFile] = []  # of packs that are done with, for the next ones
+        self._ended = False  # whether there are no next ones
         self._num_covered = self._num_asked = first_step
         self._stage = "waiting to begin"
         self._stopped = False
@@ -240,6 +242,7 @@ class Lookahead:
             while self._spans:
                 self._drop(self._spans.popleft())
             self._error = None  # its traceback holds frames, and they hold rows
+            self._close_files()
             return self._counts
 
     def _drop(self, span: _Span) -> None:
@@ -247,6 +250,12 @@ class Lookahead:
         self._counts += _counts_of(span)
         if span.window is not None:
             span.window.close()
+        if self._ended:
+            self._close_files()
+
+    def _close_files(self) -> None:
+        while self._files and not self._dataset.io.is_dead:  # else a write is stuck in one
+            self._files.pop().close()
 
     def _publish(self, span: _Span) -> None:
         with self._changed:
@@ -271,6 +280,10 @@ class Lookahead:
             with self._changed:
                 self._error = error
                 self._changed.notify_all()
+        finally:
+            with self._changed:
+                self._ended = True
+                self._close_files()
 
     def _may_begin(self) -> bool:
         """Wait until a window may be made, as long as the consumer takes; False where it stops."""
@@ -321,7 +334,7 @@ class Lookahead:
         assert isinstance(features.source, DiskFeatures)  # packs are for rows on disk
         return PackedWindow(
             self._dataset, features.source, plan.steps, plan.num_rows, plan.id_bytes,
-            lambda: self._stopped,
+            self._files, lambda: self._stopped,
         )  # fmt: skip
 
     def _missing(self, step: int) -> NDArray[np.int64]:

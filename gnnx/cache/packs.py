@@ -90,6 +90,8 @@ class PackedWindow:
         Rows read at a time.
     id_bytes
         HOST bytes that the ids may take.
+    files
+        Of windows that are closed, one of which is written to again; whoever owns them closes them.
     stopped
         Whether nobody wants the packs any more.
 
@@ -110,9 +112,11 @@ class PackedWindow:
         steps: int,
         piece_rows: int,
         id_bytes: int,
+        files: list[ScratchFile],
         stopped: Callable[[], bool],
     ) -> None:
         self._dataset, self._source, self._ledger = dataset, source, dataset.ledger
+        self._files = files
         self._steps, self._piece_rows, self._stopped = steps, piece_rows, stopped
         dtype = np.dtype(np.int32 if source.num_rows <= 2**31 else np.int64)
         self._ids: NDArray[Any] | None = self._empty(id_bytes // dtype.itemsize, dtype)
@@ -152,7 +156,11 @@ class PackedWindow:
         num_blocks = -(-np.diff(first) * source.row_bytes // _BLOCK)
         place = np.append(0, np.cumsum(num_blocks)) * _BLOCK  # of each batch in the file
         self.rows_read, self._rows = len(self._rows), None
-        self._scratch = ScratchFile(self._dataset, int(place[-1]), direct=True)
+        if self._files:
+            self._scratch = self._files.pop()
+            self._scratch.grow(int(place[-1]))
+        else:
+            self._scratch = ScratchFile(self._dataset, int(place[-1]), direct=True)
         self._copy(first, place)
         for begin, count in zip(place.tolist(), np.diff(first).tolist(), strict=False):
             self._packs.append(self._scratch.rows(begin, count, source.row_shape, source.dtype))
@@ -269,10 +277,10 @@ class PackedWindow:
         """Nothing to do: the file goes back as a whole."""
 
     def close(self) -> None:
-        """Give the file back; no batch is being read any more."""
-        if self._scratch is not None and not self._dataset.io.is_dead:
-            with self._scratch:
-                self._scratch = None
+        """Leave the file to the next window; no batch is being read any more."""
+        if self._scratch is not None:
+            self._files.append(self._scratch)
+            self._scratch = None
 
 
 class _Pack(FeatureStore):
