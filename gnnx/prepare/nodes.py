@@ -141,6 +141,8 @@ def _scale_of(pieces: Iterator[NDArray[np.float32]], width: int) -> NDArray[np.f
     for piece in pieces:
         np.maximum(largest, np.maximum(piece.max(0), -piece.min(0)), out=largest)
     scale: NDArray[np.float32] = np.maximum(largest / _LARGEST, np.finfo(np.float32).tiny)
+    with np.errstate(over="ignore"):  # a step rounded up, 127 times, may be beyond float32
+        scale = np.where(np.isinf(scale * _LARGEST), np.nextafter(scale, np.float32(0)), scale)
     scale[largest == 0] = 1  # any would do
     return scale
 
