@@ -13,7 +13,7 @@ import pyarrow as pa
 import torch
 
 from gnnx.errors import DataError, UsageError
-from gnnx.store import whole_file
+from gnnx.store import value_bytes, whole_file
 from gnnx.store.keys import class_names
 
 if TYPE_CHECKING:
@@ -157,7 +157,7 @@ def _nodes(dataset: Dataset, node_type: str, keys: Keys) -> Iterator[dict[str, A
     x, labels = arrays.get("x"), arrays.get("y")
     x = x if x is not None and x.row_bytes else None
     names = class_names(dataset.path, dataset.manifest, node_type)
-    row_bytes = 64 + (x.row_bytes if x is not None else 0)
+    row_bytes = 64 + (value_bytes(x) if x is not None else 0)
     step = max(1, _PIECE_BYTES // row_bytes)
     splits = {
         name: arrays[name].read_range(0, arrays[name].num_rows).numpy()

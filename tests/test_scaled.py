@@ -18,8 +18,9 @@ from gnnx.inference import infer
 from gnnx.memory import Tier
 from gnnx.nn import SAGE, HeteroSAGE
 from gnnx.partition import partition
-from gnnx.prepare import prepare, synth
-from gnnx.store import Manifest, verify
+from gnnx.prepare import forecast, prepare, synth
+from gnnx.prepare.nodes import write_features
+from gnnx.store import DiskFeatures, Manifest, verify
 from gnnx.train import Trainer, evaluate
 
 FINITE = st.floats(width=32, allow_nan=False, allow_infinity=False)
@@ -51,8 +52,17 @@ def test_no_value_is_off_by_more_than_half_a_step(tmp_path, x):
     error = np.abs(stored * scale.astype(np.float64) - x)
     assert (error <= step * (0.5 + 1e-4)).all()
     assert stored.min() >= -127
+    assert np.isfinite(stored * scale).all()  # in float32, as a model gets them
     whole = largest > 1.5e-36  # below, a step is longer than a 127th of the largest
     assert (np.abs(stored).max(0)[whole] == 127).all()
+
+
+def test_the_largest_number_does_not_become_infinite(tmp_path):
+    largest = np.finfo(np.float32).max  # a 127th of it rounds up, and 127 of those are too many
+    x = np.array([[largest, 1], [-largest, 2], [largest / 2, 3]], np.float32)
+    _, stored, scale = prepared(tmp_path / "raw", x, dtype="int8")
+    assert stored[:, 0].tolist() == [127, -127, 64]
+    assert np.isfinite(stored * scale).all()
 
 
 @pytest.mark.parametrize(
@@ -84,8 +94,9 @@ def test_int8_is_stored_as_it_is(tmp_path):
 
 def test_values_that_are_not_finite(tmp_path):
     x = np.array([[1, np.nan], [2, -4], [np.inf, 3]], np.float32)
-    with pytest.raises(DataError, match=r"^x.npy: 2 NaN or infinite values, in columns 0, 1"):
+    with pytest.raises(DataError, match=r"^x.npy: 2 NaN or infinite values, in columns 0, 1") as e:
         prepared(tmp_path / "raw", x, dtype="int8")
+    assert "--nonfinite zero." in str(e.value)  # int8 cannot keep them
     with pytest.raises(UsageError, match="int8 has no NaN or infinity to keep"):
         prepared(tmp_path / "raw", x, dtype="int8", nonfinite="keep")
     report, stored, scale = prepared(tmp_path / "raw", x, dtype="int8", nonfinite="zero")
@@ -109,6 +120,27 @@ def test_memory_changes_no_byte(tmp_path):
     found = [prepared(tmp_path / "raw", x, dtype="int8", memory=m)[1:] for m in ("4MiB", None)]
     for small, large in zip(*found, strict=True):
         assert np.array_equal(small, large)
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "float32", "float64"])
+def test_peak_of_memory_and_what_is_written_are_as_forecast(tmp_path, monkeypatch, dtype):
+    peaks = []
+
+    def watched(rows, writer, workspace, *arguments, **options):
+        write_features(rows, writer, workspace, *arguments, **options)
+        peaks.append(workspace.ledger.peak_bytes(Tier.HOST))  # edges take more later on
+
+    monkeypatch.setattr("gnnx.prepare.build.write_features", watched)
+    x = np.random.default_rng(2).integers(0, 256, (90_000, 128)).astype(dtype)
+    prepared(tmp_path / "raw", x, dtype="int8")
+    told = forecast(
+        tmp_path / "raw/edges.npy", features=tmp_path / "raw/x.npy", dtype="int8"
+    ).stages[0]
+    nodes = tmp_path / "raw/out/nodes/node"
+    written = sum((nodes / f"{name}.npy").stat().st_size for name in ("x", "x_scale"))
+    assert told.name == "features"
+    assert written == told.written_bytes
+    assert 0.7 * told.memory_bytes < peaks[0] <= 1.1 * told.memory_bytes
 
 
 def test_a_recipe_says_it(tmp_path):
@@ -231,6 +263,22 @@ def test_parts_and_clusters(pair, tmp_path):
     assert scale[0] == scale[1]
     found = [trained(folder, clusters_per_batch=2, memory="8MiB") for folder in parts]
     assert found[0] == found[1]
+
+
+def test_export_takes_pieces_of_values_that_are_no_larger(pair, monkeypatch):
+    rows = []
+    read = DiskFeatures.read_range
+
+    def watched(self, begin, end, out=None):
+        rows.extend([end - begin] * (self.path.name == "x.npy"))
+        return read(self, begin, end, out)
+
+    monkeypatch.setattr(DiskFeatures, "read_range", watched)
+    monkeypatch.setattr("gnnx.export._PIECE_BYTES", 1 << 20)
+    with gnnx.open(pair[0]) as dataset:
+        export(dataset, pair[0].parent / "pieces.parquet")
+    assert sum(rows) == 40_000
+    assert max(rows) * 50 * 5 <= 1 << 20  # a byte as stored, four as a value
 
 
 @pytest.mark.parametrize("suffix", ["parquet", "csv"])

@@ -47,7 +47,7 @@ _SORTED_EDGES_S = 30e6
 _BUCKETS_S = 30e6
 _NUMBERED_EDGES_S = 2e6
 _VALUES_S = 4e6
-_FEATURE_BYTES_S = 400e6
+_FEATURE_BYTES_S = 800e6  # read and written
 _TABLE_BYTES_S = 60e6
 _TABLE_ROWS_S = 1e6
 
@@ -343,10 +343,17 @@ def _node_stages(name: str, nodes: NodeCounts, room: _Room, dtype: FeatureDtype)
     """Features, and what else there is of the nodes."""
     num_nodes, piece, window = nodes.count, room.piece, room.window
     if nodes.features is not None:
-        element = nodes.features[2] if dtype == "source" else disk_dtype(dtype).itemsize
-        size = nodes.features[0] * nodes.features[1] * element
-        taken = window + 2 * min(piece, size)
-        yield Stage(f"{name}features", taken, 0, size + _HEADER_BYTES, size / _FEATURE_BYTES_S)
+        rows, width, native = nodes.features
+        element = native if dtype == "source" else disk_dtype(dtype).itemsize
+        size, read, taken = rows * width * element, rows * width * native, window
+        if dtype == "int8":  # by way of float32, in two passes
+            taken += min(piece, read) + min(piece, 4 * rows * width) + min(piece // 4, size)
+            seconds = (2 * read + size) / _FEATURE_BYTES_S
+            size += _HEADER_BYTES + 4 * width
+        else:
+            taken += min(piece, read) + min(piece, size)
+            seconds = (read + size) / _FEATURE_BYTES_S
+        yield Stage(f"{name}features", taken, 0, size + _HEADER_BYTES, seconds)
     taken = written = 0
     sizes = [*nodes.arrays]
     sizes += [nodes.label_bytes * num_nodes] * bool(nodes.label_bytes)

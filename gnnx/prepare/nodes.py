@@ -110,9 +110,11 @@ def write_features(
     if native != dtype:
         scaled = " with a scale for each column" * quantised
         report.notes.append(f"{rows.where}: {native} features are stored as {dtype}{scaled}")
-    out = writer.array("nodes/node/x", (len(rows), width), dtype)
     converted = "float32" if quantised else dtype
-    check = _FiniteCheck(rows.where, width, _EXPONENTS.get(converted, 0), nonfinite)
+    exponent = _EXPONENTS.get(converted, 0)
+    check = _FiniteCheck(
+        rows.where, width, exponent, nonfinite, "zero" if quantised else "zero or keep"
+    )
 
     def pieces(number: int = 0) -> Iterator[NDArray[Any]]:
         """Read all rows, for the first time or the second, as they are stored or quantised."""
@@ -127,9 +129,14 @@ def write_features(
     if quantised:
         scale = _scale_of(pieces(0), width)
         check.judge(report)
-        writer.array("nodes/node/x_scale", (width,), "float32").append(scale)
-        _quantise(pieces(1), scale, workspace, out)
+        steps = writer.array("nodes/node/x_scale", (width,), "float32")
+        steps.append(scale)
+        steps.finish()  # gives its windows back before the other array takes its own
+        _quantise(
+            pieces(1), scale, workspace, writer.array("nodes/node/x", (len(rows), width), dtype)
+        )
         return
+    out = writer.array("nodes/node/x", (len(rows), width), dtype)
     for piece in pieces():
         out.append(piece)
     check.judge(report)
@@ -141,6 +148,8 @@ def _scale_of(pieces: Iterator[NDArray[np.float32]], width: int) -> NDArray[np.f
     for piece in pieces:
         np.maximum(largest, np.maximum(piece.max(0), -piece.min(0)), out=largest)
     scale: NDArray[np.float32] = np.maximum(largest / _LARGEST, np.finfo(np.float32).tiny)
+    with np.errstate(over="ignore"):  # a step rounded up, 127 times, may be beyond float32
+        scale = np.where(np.isinf(scale * _LARGEST), np.nextafter(scale, np.float32(0)), scale)
     scale[largest == 0] = 1  # any would do
     return scale
 
@@ -164,16 +173,20 @@ def _quantise(
 def _converted(rows: Rows, native: str, dtype: str, workspace: Workspace) -> Iterator[NDArray[Any]]:
     """Read all rows in a dtype, (r, F), in pieces that may be written to."""
     width, stored = rows.shape[1] if len(rows.shape) == 2 else 1, disk_dtype(dtype)
+    most = workspace.rows_of(width * stored.itemsize)  # uint8 as float32 is four times its piece
     buffer = workspace.empty((0, width), stored, "features")
     for values in rows.pieces():
         piece = values.view("<u2") if native == "bfloat16" else values
         piece = piece.reshape(len(piece), width)
-        if native != dtype or piece.dtype != stored or not piece.flags.c_contiguous:
-            if len(buffer) < len(piece):
-                buffer = workspace.empty(piece.shape, stored, "features")
-            _convert(piece, native, buffer[: len(piece)], dtype)
-            piece = buffer[: len(piece)]
-        yield piece
+        if native == dtype and piece.dtype == stored and piece.flags.c_contiguous:
+            yield piece
+            continue
+        for begin in range(0, len(piece), most):
+            part = piece[begin : begin + most]
+            if len(buffer) < len(part):
+                buffer = workspace.empty(part.shape, stored, "features")
+            _convert(part, native, buffer[: len(part)], dtype)
+            yield buffer[: len(part)]
 
 
 def _convert(piece: NDArray[Any], native: str, out: NDArray[Any], dtype: str) -> None:
@@ -229,8 +242,11 @@ def _native_name(rows: Rows) -> str:
 class _FiniteCheck:
     """Counts of NaN and infinity in pieces of features."""
 
-    def __init__(self, where: str, width: int, exponent: int, nonfinite: Nonfinite) -> None:
+    def __init__(
+        self, where: str, width: int, exponent: int, nonfinite: Nonfinite, remedies: str
+    ) -> None:
         self._where, self._exponent, self._nonfinite = where, exponent, nonfinite
+        self._remedies = remedies
         self._counts = np.zeros(width, np.int64)
         self._rows, self._state = np.zeros(_FIRST_ROWS, np.int64), np.zeros(1, np.int64)
 
@@ -262,7 +278,7 @@ class _FiniteCheck:
         return DataError(
             f"{self._where}: {count} NaN or infinite value{'s' * (count > 1)}, in "
             f"{_named('column', columns)}, {_named('node', rows)}",
-            "Mend the features, or give --nonfinite zero or keep.",
+            f"Mend the features, or give --nonfinite {self._remedies}.",
         )
 
 

@@ -197,7 +197,7 @@ class Dataset:
 
     @property
     def feature_dtype(self) -> torch.dtype:
-        """Of the features."""
+        """Of the features as they are stored; batches have float32 where these have a scale."""
         return self.features.dtype
 
     @property
