@@ -94,15 +94,15 @@ def _fence_stores(_context: Any) -> Any:
 _pointer: Any = _pointer_to
 _fetch_add: Any = _atomic_add
 _stream_line: Any = _stream_bytes
-_fence: Any = _fence_stores
+fence: Any = _fence_stores
 
 
 @inlined
-def _copy_row(to: Any, source: Any, size: Any) -> None:
+def copy_row(to: Any, source: Any, size: Any) -> None:
     """Copy a row to its slot; whole lines past the caches, since slots are far apart and many.
 
-    A plain store reads the line first. 90,000 rows of 512 bytes to random slots, from a buffer of
-    1 MiB: 113 ns a row by memcpy, 65 with the lines asked for, 26 past the caches.
+    A plain store reads the line first: 115 ns a row of 512 bytes to random slots, beside 36 ns
+    (benchmarks/moving.py).
     """
     if (to | size) % LINE:
         _memcpy(_pointer(to), _pointer(source), np.uint64(size))
@@ -291,10 +291,10 @@ def read_chunks(fd: Any, order: Any, shift: Any, base: Any, stride: Any, row_byt
                         position = k if shift == 0 else order[k] & mask
                         slot = position if slots.shape[0] == 0 else slots[position]
                         to = out + slot * slot_bytes + (begin - row)
-                        _copy_row(to, buffer + (begin - low), stop - begin)
+                        copy_row(to, buffer + (begin - low), stop - begin)
                 low += size
             i = j
-        _fence()
+        fence()
         result[CHUNKS] += 1
 
 
