@@ -175,19 +175,9 @@ class Relabeller:
         out.finish()
 
     def _check_arrays(self) -> None:
-        of_nodes = (
-            "x",
-            "x_scale",
-            "y",
-            "id",
-            "parts",
-            "key",
-            *_TEXTS,
-            "key_order",
-            *_SPLITS,
-            *_CLASSES,
-        )
-        known = {f"{self._nodes}/{name}" for name in of_nodes}
+        of_nodes = ("x", "x_scale", "y", "id", "parts", "key", "key_order")
+        others = (*_TEXTS, *_SPLITS, *_CLASSES)
+        known = {f"{self._nodes}/{name}" for name in (*of_nodes, *others)}
         graph = ("indptr", "indices", "loops", "halo", "halo_offsets", *TRANSPOSE)
         known |= {f"{self._edges}/{name}" for name in (*graph, *_VALUES, *_RELATIONS, "strength")}
         for name in self._dataset.manifest.arrays:

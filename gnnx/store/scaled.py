@@ -81,7 +81,8 @@ def fetch_values(
     out = ledger.tensor(shape, store.dtype, tier, owner)
     if scale is None:
         return (fetch or store.fetch)(rows, out)
-    values = ledger.tensor(shape, scale.dtype, tier, owner)  # first: reads in flight want their out
+    # before the read begins: were it refused then, the read would go on with nobody to wait for it
+    values = ledger.tensor(shape, scale.dtype, tier, owner)
     return _Scaled((fetch or store.fetch)(rows, out), scale, values)
 
 

@@ -268,9 +268,10 @@ def make_plan(
         disk_s += num_steps * draws.cost_bytes / rate
     sample_s *= 1 if kind == "rows" else 2  # windows find out first what batches want
     disk_bytes = round(read + num_steps * other)
-    moved_bytes = disk_bytes + written + (0 if draws is None else num_steps * draws.written_bytes)
+    if draws is not None:
+        written += round(num_steps * draws.written_bytes)
     # sampling, on all threads, and the readers take processors that computing would use
-    beside_s = sample_s + moved_bytes / _MOVED_BYTES_S / threads.num_threads()
+    beside_s = sample_s + (disk_bytes + written) / _MOVED_BYTES_S / threads.num_threads()
     unhidden_s = disk_s / -(-num_steps // steps) if evaluated and kind != "rows" else 0.0
     buffers = ledger.owners(Tier.HOST).get("read buffers", 0)
     kept = sum(table.strategy.num_kept * table.source.row_bytes for table in tables)
@@ -306,8 +307,7 @@ def make_plan(
         rows_from_disk=missed,
         rows_from_packs=packed,
         disk_read_bytes=disk_bytes,
-        disk_written_bytes=written
-        + (0 if draws is None else round(num_steps * draws.written_bytes)),
+        disk_written_bytes=written,
         fill_bytes=kept,
         sample_s=sample_s,
         compute_s=compute_s,
